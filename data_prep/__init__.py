@@ -1,0 +1,1 @@
+"""Conversations -> tokens and loss mask -> hidden states -> training samples."""

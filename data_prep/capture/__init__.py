@@ -1,0 +1,1 @@
+"""Capture backends: each returns the same named tensors, never a positional list."""

@@ -1,0 +1,66 @@
+"""Configuration of data preparation: conversations, rendering, capture, store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from eagle3.config import require
+
+
+@dataclass
+class DataConfig:
+    """Where conversations come from and how they become tokens and a loss mask."""
+
+    sources: list[str] = field(default_factory=list)  # JSONL files, HF `datasets` folders or hub names
+    split: str = "train"  # split read from an HF dataset
+    max_samples: int = 0  # 0 = all
+    max_length: int = 2048  # tokens kept per conversation
+    val_fraction: float = 0.05  # share held out for validation, chosen by a hash of the record and `seed`
+    seed: int = 0
+    thinking: bool = True  # supervise reasoning that the sample itself holds
+    tools: bool = True  # supervise assistant tool calls
+    turns: str = "all"  # "all" assistant turns or the "last" one
+    on_nothing_to_learn: str = "skip"  # "skip" (counted and named) or "refuse"
+
+    def validate(self) -> None:
+        """Raise ConfigError on the first bad field."""
+        require(bool(self.sources), "data.sources", self.sources, "at least one file, folder or dataset name")
+        require(self.max_length >= 4, "data.max_length", self.max_length, "at least 4 tokens")
+        require(self.max_samples >= 0, "data.max_samples", self.max_samples, "0 or a positive integer")
+        require(0.0 <= self.val_fraction < 1.0, "data.val_fraction", self.val_fraction, "a share in [0, 1)")
+        require(self.turns in ("all", "last"), "data.turns", self.turns, "all or last")
+        require(
+            self.on_nothing_to_learn in ("skip", "refuse"),
+            "data.on_nothing_to_learn",
+            self.on_nothing_to_learn,
+            "skip or refuse",
+        )
+
+
+@dataclass
+class CaptureConfig:
+    """How the target is run to read its hidden states."""
+
+    backend: str = "hf"
+    device: str = "auto"  # "auto", "cpu", "cuda"
+    compute_dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU
+    batch_tokens: int = 4096  # padded tokens per forward pass
+
+    def validate(self) -> None:
+        """Raise ConfigError on the first bad field."""
+        require(self.backend == "hf", "capture.backend", self.backend, "hf")
+        require(self.batch_tokens > 0, "capture.batch_tokens", self.batch_tokens, "a positive integer")
+        dtypes = ("auto", "float32", "bfloat16", "float16")
+        require(self.compute_dtype in dtypes, "capture.compute_dtype", self.compute_dtype, " or ".join(dtypes))
+
+
+@dataclass
+class StoreConfig:
+    """The hidden-state store on disk."""
+
+    shard_tokens: int = 16384  # tokens per shard; a shard is the unit that a crash can cost
+    accept_other_wiring: bool = False  # read by name from a store made for another wiring that holds the sites needed
+
+    def validate(self) -> None:
+        """Raise ConfigError on the first bad field."""
+        require(self.shard_tokens > 0, "store.shard_tokens", self.shard_tokens, "a positive integer")

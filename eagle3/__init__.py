@@ -1,0 +1,1 @@
+"""The EAGLE-3 domain core: wiring, draft model, draft vocabulary, served folder, target weights."""

@@ -1,0 +1,65 @@
+"""Configuration of the domain core: which target, which wiring, which draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from eagle3.errors import ConfigError
+
+
+def require(ok: bool, name: str, found: Any, expected: str) -> None:
+    """Raise a ConfigError that names the field unless `ok`."""
+    if not ok:
+        raise ConfigError("bad configuration value", where=name, why=f"found {found!r}, expected {expected}")
+
+
+@dataclass
+class TargetConfig:
+    """The language model whose tokens the draft proposes."""
+
+    name: str = "???"  # short name used in paths and reports
+    path: str = "???"  # Hugging Face folder: config.json, safetensors (or one GGUF), tokenizer
+    maker: str | None = None  # builds `path` when it is absent: "smollm2", "tiny_kimi", or null
+    trust_remote_code: bool = False  # run Python shipped inside the target's folder
+    # What the folder must turn out to be; lets `stages=[plan]` work before the weights are here.
+    model_type: str = "???"  # text model's type: "llama", "deepseek_v3", "kimi_k25", ...
+    num_layers: int = 0
+    hidden_size: int = 0
+    vocab_size: int = 0
+
+    def validate(self) -> None:
+        """Raise ConfigError on the first bad field."""
+        require(self.maker in (None, "smollm2", "tiny_kimi"), "target.maker", self.maker, "smollm2, tiny_kimi or null")
+        for name in ("num_layers", "hidden_size", "vocab_size"):
+            require(getattr(self, name) > 0, f"target.{name}", getattr(self, name), "a positive integer")
+
+
+@dataclass
+class WiringConfig:
+    """Which of the target's tensors feed the draft (`eagle3.wiring.Wiring` is built from this)."""
+
+    aux: list[str] = field(default_factory=list)  # ordered sites: "layer_3", "embedding"; empty = the engines' default
+    teacher: str = "final"  # "final" (before the final norm) or "final_normed"
+
+
+@dataclass
+class DraftConfig:
+    """Shape of the EAGLE-3 draft; zeros mean "as the target has it"."""
+
+    vocab_size: int = 32000  # draft vocabulary; equal to the target's = no d2t
+    intermediate_size: int = 0
+    num_attention_heads: int = 0
+    num_key_value_heads: int = 0
+    head_dim: int = 0
+    init_lm_head: str = "target"  # "target": start the draft head from the target's rows; "random"
+    init_fc: str = "random"  # "random", or "last": start as a copy of the last aux site's state
+    warm_start: str | None = None  # served folder to start from; its d2t is kept
+
+    def validate(self) -> None:
+        """Raise ConfigError on the first bad field."""
+        require(self.vocab_size > 0, "draft.vocab_size", self.vocab_size, "a positive integer")
+        require(self.init_lm_head in ("target", "random"), "draft.init_lm_head", self.init_lm_head, "target or random")
+        require(self.init_fc in ("last", "random"), "draft.init_fc", self.init_fc, "last or random")
+        for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
+            require(getattr(self, name) >= 0, f"draft.{name}", getattr(self, name), "0 or a positive integer")

@@ -1,0 +1,44 @@
+"""The one error type a user sees: what is wrong, where, why, and how to mend it."""
+
+from __future__ import annotations
+
+
+class RedraftError(Exception):
+    """An expected failure, printed as one line and turned into exit code 2 by every entry point.
+
+    Args:
+        what: what is wrong, as a short clause ("target folder not found").
+        where: file, field or record it concerns ("data/train.jsonl, record 17").
+        why: what was found against what was expected.
+        mend: what the user should do.
+    """
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", mend: str = "") -> None:
+        self.what, self.where, self.why, self.mend = what, where, why, mend
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        line = self.what
+        if self.where:
+            line += f" [{self.where}]"
+        if self.why:
+            line += f": {self.why}"
+        if self.mend:
+            line += f". To mend: {self.mend}"
+        return " ".join(line.split())
+
+
+class ConfigError(RedraftError):
+    """A wrong configuration key, type or value; `where` names the field."""
+
+
+class WiringError(RedraftError):
+    """Two stages disagree about which tensors feed the draft, or a convention cannot express them."""
+
+
+class DataError(RedraftError):
+    """Bad input data; `where` names the file and record."""
+
+
+class IntegrityError(RedraftError):
+    """A file is truncated, corrupt or was not written completely."""

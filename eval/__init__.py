@@ -1,0 +1,1 @@
+"""Acceptance measurement and its report."""

@@ -1,0 +1,1 @@
+"""Draft training under DeepSpeed, and the pipeline's front door (`train/run.py`)."""

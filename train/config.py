@@ -1,0 +1,61 @@
+"""Configuration of draft training and of experiment tracking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from eagle3.config import require
+
+
+@dataclass
+class TrainConfig:
+    """Optimization of the draft under DeepSpeed."""
+
+    ttt_steps: int = 7  # training-time-test steps K
+    step_decay: float = 0.8  # weight of step k is step_decay ** k
+    epochs: int = 1
+    max_steps: int = 0  # optimizer steps; 0 = as many as the epochs hold
+    global_batch_size: int = 8  # conversations per optimizer step, over all processes
+    micro_batch_size: int = 8  # conversations per forward pass of one process
+    lr: float = 1e-4
+    min_lr_ratio: float = 0.0  # the cosine ends at lr * min_lr_ratio
+    warmup_ratio: float = 0.015
+    weight_decay: float = 0.0
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    grad_clip: float = 1.0
+    zero_stage: int = 0
+    dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU
+    head_chunk: int = 1024  # supervised positions per block of draft logits
+    seed: int = 0
+    save_every: int = 100  # optimizer steps between checkpoints
+    keep_checkpoints: int = 2
+    val_every: int = 0  # optimizer steps between validations; 0 = only at the end
+    log_every: int = 1
+
+    def validate(self) -> None:
+        """Raise ConfigError on the first bad field."""
+        require(1 <= self.ttt_steps <= 16, "train.ttt_steps", self.ttt_steps, "1 to 16")
+        require(0 < self.step_decay <= 1, "train.step_decay", self.step_decay, "a factor in (0, 1]")
+        for name in ("epochs", "global_batch_size", "micro_batch_size", "head_chunk", "save_every", "keep_checkpoints", "log_every"):
+            require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a positive integer")
+        require(self.max_steps >= 0, "train.max_steps", self.max_steps, "0 or a positive integer")
+        require(self.val_every >= 0, "train.val_every", self.val_every, "0 or a positive integer")
+        require(self.lr > 0, "train.lr", self.lr, "a positive number")
+        require(0 <= self.warmup_ratio < 1, "train.warmup_ratio", self.warmup_ratio, "a share in [0, 1)")
+        require(len(self.betas) == 2, "train.betas", self.betas, "two numbers")
+        require(self.grad_clip >= 0, "train.grad_clip", self.grad_clip, "0 (off) or a positive number")
+        require(self.zero_stage in (0, 1, 2, 3), "train.zero_stage", self.zero_stage, "0, 1, 2 or 3")
+        require(self.dtype in ("auto", "float32", "bfloat16"), "train.dtype", self.dtype, "auto, float32 or bfloat16")
+
+
+@dataclass
+class TrackConfig:
+    """Experiment tracking; the same metrics always go to `metrics.jsonl`."""
+
+    wandb: str = "auto"  # "auto": online with an API key, else offline; "online", "offline", "disabled"
+    project: str = "redraft"
+
+    def validate(self) -> None:
+        """Raise ConfigError on the first bad field."""
+        modes = ("auto", "online", "offline", "disabled")
+        require(self.wandb in modes, "track.wandb", self.wandb, " or ".join(modes))
