@@ -24,6 +24,7 @@ class TrainConfig:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     grad_clip: float = 1.0
     zero_stage: int = 0
+    processes: int = 1  # training processes on this machine; 0 = one per GPU
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU
     head_chunk: int = 1024  # supervised positions per block of draft logits
     seed: int = 0

@@ -1,0 +1,1 @@
+"""Hydra configuration: `base.yaml` plus one preset per experiment in `conf/`."""

@@ -1,0 +1,122 @@
+"""The whole configuration in one typed tree, and the checks that span its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from data_prep.config import CaptureConfig, DataConfig, StoreConfig
+from eagle3.config import DraftConfig, TargetConfig, WiringConfig, require
+from eagle3.errors import ConfigError, WiringError
+from eagle3.wiring import Site, Wiring
+from eval.config import EvalConfig
+from train.config import TrackConfig, TrainConfig
+
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+STAGES = ("plan", "prepare", "extract", "train", "export", "eval")
+
+
+@dataclass
+class PathsConfig:
+    """Artifacts that several runs may share."""
+
+    prepared: str = "???"  # tokens and loss masks
+    store: str = "???"  # hidden states
+
+
+@dataclass
+class RedraftConfig:
+    """Everything a run is made of."""
+
+    name: str = "???"
+    run_dir: str = "???"
+    stages: list[str] = field(default_factory=list)
+    mark_latest: bool = True  # let `runs/latest` point at this run
+    paths: PathsConfig = field(default_factory=PathsConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    wiring: WiringConfig = field(default_factory=WiringConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    capture: CaptureConfig = field(default_factory=CaptureConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    draft: DraftConfig = field(default_factory=DraftConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def validate(self) -> None:
+        """Check each part, then what spans parts. Loads nothing.
+
+        Raises:
+            ConfigError: naming the first bad field.
+        """
+        for stage in self.stages:
+            require(stage in STAGES, "stages", stage, " ".join(STAGES))
+        require(bool(self.stages), "stages", self.stages, "at least one of " + " ".join(STAGES))
+        for part in (self.target, self.data, self.capture, self.store, self.draft, self.train, self.track, self.eval):
+            part.validate()
+        self.build_wiring()
+        require(
+            self.draft.vocab_size <= self.target.vocab_size,
+            "draft.vocab_size",
+            self.draft.vocab_size,
+            f"at most target.vocab_size = {self.target.vocab_size}",
+        )
+        world = max(self.train.processes, 1) * self.train.micro_batch_size
+        require(
+            self.train.global_batch_size % world == 0,
+            "train.global_batch_size",
+            self.train.global_batch_size,
+            f"a multiple of train.processes x train.micro_batch_size = {world}",
+        )
+
+    def build_wiring(self) -> Wiring:
+        """The run's wiring, for the declared target.
+
+        Raises:
+            ConfigError: naming `wiring.aux` or `wiring.teacher`.
+        """
+        shape = (self.target.model_type, self.target.num_layers, self.target.hidden_size)
+        try:
+            if not self.wiring.aux:
+                return Wiring.native(*shape, teacher=self.wiring.teacher)
+            return Wiring(tuple(Site.parse(text) for text in self.wiring.aux), self.wiring.teacher, *shape)
+        except WiringError as err:
+            raise ConfigError(err.what, where=err.where or "wiring.aux", why=err.why, mend=err.mend) from None
+
+
+def register() -> None:
+    """Make the schema and the `project_root` resolver known to Hydra."""
+    ConfigStore.instance().store(name="schema", node=RedraftConfig)
+    if not OmegaConf.has_resolver("project_root"):
+        OmegaConf.register_new_resolver("project_root", lambda: str(PROJECT_ROOT))
+
+
+def typed(cfg: DictConfig) -> RedraftConfig:
+    """Turn a composed config into the validated dataclass tree.
+
+    Raises:
+        ConfigError: a key, type or value is wrong; `where` names the field.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(RedraftConfig), cfg)
+        config: Any = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as err:
+        raise omegaconf_error(err) from None
+    config.validate()
+    return config
+
+
+def omegaconf_error(err: OmegaConfBaseException) -> ConfigError:
+    """One line for a wrong key or type."""
+    first = (str(err.msg) if err.msg else str(err)).strip().splitlines()[0]
+    return ConfigError(
+        "bad configuration",
+        where=str(err.full_key or "?"),
+        why=first,
+        mend="`python train/run.py --cfg job` lists every key with its value; train/front/config.py has the types",
+    )

@@ -1,0 +1,49 @@
+"""What a stage leaves behind: its inputs' fingerprint, so that an unchanged stage is skipped."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3.atomic import read_json, sha256_json, write_json
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """The finished-marker of one stage, a JSON file beside the stage's output.
+
+    Args:
+        path: the marker's file.
+        inputs: everything the output depends on, JSON-able.
+    """
+
+    path: Path
+    inputs: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over `inputs`."""
+        return sha256_json(self.inputs)
+
+    def finished(self) -> bool:
+        """True when the marker is there and speaks of the same inputs."""
+        return self.path.exists() and read_json(self.path).get("fingerprint") == self.fingerprint
+
+    def changed(self) -> list[str]:
+        """Names of the inputs that differ from the last finished run's; empty when there was none."""
+        if not self.path.exists():
+            return []
+        before = read_json(self.path).get("inputs", {})
+        now = self.inputs
+        return [key for key in now if sha256_json(before.get(key)) != sha256_json(now[key])]
+
+    def begin(self) -> None:
+        """Withdraw the marker: from here on the output is being rewritten."""
+        self.path.unlink(missing_ok=True)
+
+    def finish(self, **facts: Any) -> None:
+        """Write the marker, last of all."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        write_json(self.path, {"fingerprint": self.fingerprint, "finished": stamp, "inputs": self.inputs, **facts})
