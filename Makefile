@@ -1,0 +1,45 @@
+# `make demo` and `make test` do all the set-up they need.
+#   PYTHON  interpreter the virtual environment is made with (3.11 or 3.12)
+#   TORCH   cpu (default) or cuda; with cuda, pip's own default build of torch is taken
+PYTHON ?= python3
+TORCH  ?= cpu
+VENV   ?= .venv
+RUN    ?= runs/latest
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.ready-$(TORCH)
+
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: setup demo test lint types eval-accept bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml requirements/lock.txt scripts/setup.sh
+	PYTHON=$(PYTHON) TORCH=$(TORCH) VENV=$(VENV) bash scripts/setup.sh
+	touch $@
+
+demo: setup
+	$(PY) train/run.py conf=smollm2
+	$(PY) train/run.py conf=smollm2_control
+	$(PY) -m eval.compare runs/smollm2 runs/smollm2_control --out runs/demo
+
+test: setup
+	$(PY) -m pytest tests
+
+lint: setup
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: setup
+	$(PY) -m mypy
+
+eval-accept: setup
+	$(PY) train/run.py --config-path $(abspath $(RUN)) --config-name config 'stages=[eval]' $(ARGS)
+
+bench: setup
+	$(PY) -m benchmarks.step
+	$(PY) -m benchmarks.extract
+
+clean:
+	rm -rf $(VENV) runs targets .cache
