@@ -16,7 +16,8 @@ class TrainConfig:
     epochs: int = 1
     max_steps: int = 0  # optimizer steps; 0 = as many as the epochs hold
     global_batch_size: int = 8  # conversations per optimizer step, over all processes
-    micro_batch_size: int = 8  # conversations per forward pass of one process
+    micro_batch_size: int = 8  # conversations per forward pass of one process, at most
+    processes: int = 1  # training processes on this machine; 0 = one per GPU (1 without a GPU)
     lr: float = 1e-4
     min_lr_ratio: float = 0.0  # the cosine ends at lr * min_lr_ratio
     warmup_ratio: float = 0.015
@@ -39,6 +40,7 @@ class TrainConfig:
         require(0 < self.step_decay <= 1, "train.step_decay", self.step_decay, "a factor in (0, 1]")
         for name in ("epochs", "global_batch_size", "micro_batch_size", "head_chunk", "save_every", "keep_checkpoints", "log_every"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a positive integer")
+        require(self.processes >= 0, "train.processes", self.processes, "0 (one per GPU) or a positive integer")
         require(self.max_steps >= 0, "train.max_steps", self.max_steps, "0 or a positive integer")
         require(self.val_every >= 0, "train.val_every", self.val_every, "0 or a positive integer")
         require(self.lr > 0, "train.lr", self.lr, "a positive number")

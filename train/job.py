@@ -1,0 +1,125 @@
+"""What a training process is told (`TrainJob`, JSON) and what it tells back (`TrainResult`, JSON)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from eagle3.atomic import read_json, write_json
+from eagle3.errors import ConfigError
+from train.config import TrackConfig, TrainConfig
+
+# Settings of TrainConfig that change neither the weights nor the loss curve; all others belong to the identity.
+FREE_SETTINGS = ("save_every", "keep_checkpoints", "val_every", "log_every", "processes", "micro_batch_size")
+
+
+class TrainSample(Protocol):
+    """One conversation, already shifted: row t predicts the token after `token_ids[t]`."""
+
+    record_id: str
+    features: Tensor  # [N, A*H] aux states
+    token_ids: Tensor  # [N] int64
+    teacher: Tensor  # [N, H] teacher states
+    loss_mask: Tensor  # [N] bool
+
+
+class SampleSource(Protocol):
+    """Random access to samples; `lengths[i]` is the number of rows of sample i."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Rows N of every sample."""
+
+    def __len__(self) -> int: ...
+
+    def get(self, index: int) -> TrainSample:
+        """Read one sample (CPU tensors)."""
+
+
+@dataclass
+class TrainJob:
+    """A training run, complete and JSON-able: a process needs nothing else.
+
+    Args:
+        run_dir: folder of checkpoints, `metrics.jsonl`, `final.safetensors` and `result.json`.
+        train: optimization settings.
+        track: experiment tracking settings.
+        wiring: `Wiring.to_dict()` of what the features hold.
+        source: "module:function" that is called as `function(split, **source_args)` with split "train" or "val" and
+            returns a `SampleSource` (or None for "val").
+        source_args: JSON-able keyword arguments of `source`.
+        model: "module:function" that is called as `function(**model_args)` and returns `train.model.TrainParts`.
+        model_args: JSON-able keyword arguments of `model`.
+        identity: whatever else the weights depend on (store fingerprint, target, draft shape, vocabulary key).
+        name: run name shown by the tracker.
+    """
+
+    run_dir: str
+    train: TrainConfig
+    track: TrackConfig
+    wiring: dict[str, Any]
+    source: str
+    source_args: dict[str, Any]
+    model: str
+    model_args: dict[str, Any]
+    identity: dict[str, Any] = field(default_factory=dict)
+    name: str = "redraft"
+
+    def save(self, path: Path) -> None:
+        """Write as JSON, atomically."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> TrainJob:
+        """Read what `save` wrote.
+
+        Raises:
+            IntegrityError: the file is missing or not JSON.
+        """
+        data = read_json(path)
+        return cls(**{**data, "train": TrainConfig(**data["train"]), "track": TrackConfig(**data["track"])})
+
+    def full_identity(self) -> dict[str, Any]:
+        """Everything that decides the weights; a checkpoint of another identity is refused."""
+        settings = {f.name: getattr(self.train, f.name) for f in fields(self.train) if f.name not in FREE_SETTINGS}
+        return {**{f"train.{k}": v for k, v in settings.items()}, "wiring": self.wiring, **self.identity}
+
+
+@dataclass
+class TrainResult:
+    """Outcome of a run: `run_dir/result.json`.
+
+    Args:
+        steps: optimizer steps taken in all, earlier runs of the same job included.
+        resumed_from: step of the checkpoint this run started from; 0 = from scratch.
+        weights: `final.safetensors`, the draft's trained weights and its d2t/t2d under their served names.
+        metrics: `metrics.jsonl`.
+        train: last training metrics; val: last validation metrics (empty without validation samples).
+        seconds: wall time of this run's steps.
+    """
+
+    steps: int
+    resumed_from: int
+    weights: str
+    metrics: str
+    train: dict[str, Any]
+    val: dict[str, Any]
+    seconds: float
+
+
+def resolve(path: str) -> Callable[..., Any]:
+    """Import "module:function".
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as err:
+        raise ConfigError("not an importable function", where=path, why=str(err), mend="write module:function") from None
