@@ -29,7 +29,10 @@ def prefix_forward(q: Tensor, k: Tensor, v: Tensor, doc_lengths: list[int], scal
     if _varlen(q):
         return _varlen_forward(q, k, v, doc_lengths, scale)
     one = _cpu_forward if q.device.type == "cpu" else _plain_forward
-    parts = [one(*(_heads_first(x) for x in qkv), scale) for qkv in _documents(doc_lengths, q, k, v)]
+    parts = [
+        one(_heads_first(qd), _heads_first(kd), _heads_first(vd), scale)
+        for qd, kd, vd in _documents(doc_lengths, q, k, v)
+    ]
     return torch.cat([_rows_first(o) for o, _ in parts]), torch.cat([lse[0].T for _, lse in parts]), None
 
 
@@ -50,7 +53,8 @@ def prefix_backward(
     one = _cpu_backward if q.device.type == "cpu" else _plain_backward
     parts = []
     for do, qd, kd, vd, od, lsed in _documents(doc_lengths, grad_out, q, k, v, out, lse):
-        grads = one(*(_heads_first(x) for x in (do, qd, kd, vd, od)), lsed.T[None].contiguous(), scale)
+        do, qd, kd, vd, od = (_heads_first(x) for x in (do, qd, kd, vd, od))  # [1, heads, T, D] each
+        grads = one(do, qd, kd, vd, od, lsed.T[None].contiguous(), scale)
         parts.append([_rows_first(g) for g in grads])
     dq, dk, dv = (torch.cat(x) for x in zip(*parts, strict=True))
     return dq, dk, dv

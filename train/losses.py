@@ -100,7 +100,7 @@ def supervised_counts(batch: PackedBatch, steps: int) -> Tensor:
 def step_weights(counts: Tensor, decay: float) -> Tensor:
     """`decay ** k / counts[k]`, `[K]` float64: with the *global* counts, the loss is a weighted sum of means.
 
-    The weights of the steps are not divided by their sum (as in EAGLE and SpecForge). A step nobody supervises weighs 0.
+    The steps' weights are not divided by their sum (as in EAGLE and SpecForge). A step nobody supervises weighs 0.
     """
     powers = decay ** torch.arange(len(counts), device=counts.device, dtype=torch.float64)
     return torch.where(counts > 0, powers / counts.clamp(min=1), 0.0)
@@ -161,7 +161,7 @@ class _Blocks:
         self._teacher_row = torch.where(supervised, rows[:, None] + ahead, -1)  # [R, K]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, list[Tensor], list[Tensor]]]:
-        """Yield `(probs [C, Vd], best [C], rows, places)`: of step k, `rows[k]` are taught by `places[k]` of the block."""
+        """Yield `(probs [C, Vd], best [C], rows, places)`: of step k, `places[k]` of the block teach `rows[k]`."""
         wanted = self._teacher_row.unique()  # ascending
         wanted = wanted[wanted >= 0]
         for block in wanted.split(self.chunk) if len(wanted) else ():
@@ -182,7 +182,7 @@ class _Blocks:
 
 
 class _ChunkedCE(torch.autograd.Function):
-    """Soft cross entropy over all blocks and steps; gradients are taken in forward, so no logits outlive their block."""
+    """Soft cross entropy over all blocks and steps; gradients are taken in forward: no logits outlive their block."""
 
     @staticmethod
     def forward(  # type: ignore[override]
