@@ -1,0 +1,115 @@
+"""Load a target for capture, and refuse one that is not whole."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from eagle3.errors import IntegrityError, RedraftError
+
+
+def choose_device(device: str) -> str:
+    """`auto` becomes `cuda` where there is a GPU, else `cpu`."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def choose_dtype(compute_dtype: str, device: str) -> torch.dtype:
+    """`auto` becomes float32 on CPU (bf16 products are several times slower there) and bfloat16 on GPU."""
+    if compute_dtype == "auto":
+        return torch.float32 if device == "cpu" else torch.bfloat16
+    return getattr(torch, compute_dtype)
+
+
+def load_target(path: Path, device: str, dtype: torch.dtype, trust_remote_code: bool = False) -> nn.Module:
+    """Load a Hugging Face folder (or a folder holding one GGUF file) in eval mode, from disk alone.
+
+    On several GPUs the layers are spread over them.
+
+    Raises:
+        RedraftError: the folder is not there, or transformers cannot load it.
+        IntegrityError: weights are missing, which transformers would have filled with random numbers.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise RedraftError("target folder not found", where=str(path), mend="set target.path to the model's folder")
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "local_files_only": True,
+        "output_loading_info": True,
+        "trust_remote_code": trust_remote_code,
+        "device_map": "auto" if device == "cuda" and torch.cuda.device_count() > 1 else device,
+    }
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1 and not list(path.glob("*.safetensors")):
+        options["gguf_file"] = ggufs[0].name
+    try:
+        with _quiet():
+            model, info = _auto_class(path, trust_remote_code, options).from_pretrained(str(path), **options)
+    except RedraftError:
+        raise
+    except Exception as err:  # transformers raises a dozen kinds, from safetensors' own to ImportError
+        raise RedraftError(
+            "cannot load the target",
+            where=str(path),
+            why=f"{type(err).__name__}: {str(err)[:300]}",
+            mend="check that the folder is a complete download and that its model type is supported",
+        ) from err
+    _refuse_missing(path, model, info)
+    return model.eval()
+
+
+def _auto_class(path: Path, trust_remote_code: bool, options: dict[str, Any]) -> Any:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    extra = {"gguf_file": options["gguf_file"]} if "gguf_file" in options else {}
+    config = transformers.AutoConfig.from_pretrained(
+        str(path), local_files_only=True, trust_remote_code=trust_remote_code, **extra
+    )
+    own_code = getattr(config, "auto_map", None) or {}
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own_code:
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForImageTextToText  # language_model wrappers such as Kimi-K2.5
+
+
+def _refuse_missing(path: Path, model: nn.Module, info: Any) -> None:
+    """The head and the vision parts are not run here, so only the text body's names count."""
+    body = _body_prefix(model)
+    missing = sorted(name for name in info["missing_keys"] if name.startswith(body))
+    if missing:
+        raise IntegrityError(
+            "the target's weights are incomplete",
+            where=str(path),
+            why=f"{len(missing)} tensors are missing, first {missing[0]}",
+            mend="download or build the target again",
+        )
+
+
+def _body_prefix(model: nn.Module) -> str:
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    name = next(name for name, module in model.named_modules() if module is embedding)
+    return name.rpartition(".")[0]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back transformers' bars and load report: what matters in them is turned into errors here."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

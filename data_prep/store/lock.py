@@ -1,0 +1,48 @@
+"""A lock that dies with its owner: the kernel drops it when the process ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class LockHeldError(Exception):
+    """Another process (or another handle in this one) holds the lock."""
+
+
+class FileLock:
+    """An exclusive `flock` on `path`, taken at once or refused.
+
+    Raises:
+        LockHeldError: it is held elsewhere.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise LockHeldError(str(path)) from None
+
+    def release(self) -> None:
+        """Give the lock up; more than once does no harm."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@contextlib.contextmanager
+def waiting_lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path` for the block, waiting for it; for short critical sections."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

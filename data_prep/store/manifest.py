@@ -1,0 +1,127 @@
+"""The store's identity: which wiring, target, tokenizer and template its states were computed with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eagle3.atomic import read_json, write_json
+from eagle3.errors import IntegrityError, RedraftError
+from eagle3.wiring import Wiring
+
+FORMAT, VERSION = "redraft-store", 1
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class StoreManifest:
+    """Everything that must agree for two stages to speak of the same tensors; fixed when the store is made.
+
+    Args:
+        wiring: sites and teacher; the store holds `wiring.stored_sites` and the teacher.
+        target: the target's identity as a JSON-able dict, compared key by key.
+        tokenizer_hash: of the tokenizer that made the tokens.
+        template_hash: of the chat template that rendered the conversations.
+        dtype: dtype of the states: `bfloat16`, `float16` or `float32`.
+        capture: how the states were computed (backend, compute dtype); a store is not continued with another.
+    """
+
+    wiring: Wiring
+    target: dict[str, Any]
+    tokenizer_hash: str
+    template_hash: str = ""
+    dtype: str = "bfloat16"
+    capture: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise RedraftError(
+                "unknown store dtype", why=f"found {self.dtype!r}", mend=f"use one of {', '.join(DTYPES)}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able form; `from_dict` reads it back."""
+        sites = [site.name for site in self.wiring.stored_sites]
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            **{key: value for key, value in asdict(self).items() if key != "wiring"},
+            "wiring": self.wiring.to_dict(),
+            "sites": sites,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str = "") -> StoreManifest:
+        """Read the form that `to_dict` writes.
+
+        Raises:
+            IntegrityError: another format or version, or a key is missing.
+        """
+        kind, version = data.get("format"), data.get("version")
+        if (kind, version) != (FORMAT, VERSION):
+            raise IntegrityError(
+                "not a hidden-state store of this version",
+                where=where,
+                why=f"found format {kind!r} version {version!r}, expected {FORMAT!r} {VERSION}",
+                mend="point at a store that this version wrote, or extract again",
+            )
+        try:
+            return cls(
+                wiring=Wiring.from_dict(data["wiring"]),
+                target=dict(data["target"]),
+                tokenizer_hash=data["tokenizer_hash"],
+                template_hash=data["template_hash"],
+                dtype=data["dtype"],
+                capture=dict(data["capture"]),
+            )
+        except KeyError as err:
+            raise IntegrityError(
+                "store manifest lacks a key", where=where, why=str(err), mend="extract again"
+            ) from None
+
+    @classmethod
+    def read(cls, store: Path) -> StoreManifest:
+        """Read the manifest of the store in folder `store`.
+
+        Raises:
+            IntegrityError: there is no store, or its manifest is not readable.
+        """
+        path = store / "manifest.json"
+        return cls.from_dict(read_json(path, mend="run the extract stage to make the store"), where=str(path))
+
+    def write(self, store: Path) -> None:
+        """Write the manifest atomically into folder `store`."""
+        write_json(store / "manifest.json", self.to_dict())
+
+    def check_same(self, found: StoreManifest, where: str) -> None:
+        """Refuse to continue the store of manifest `found` with this one.
+
+        Raises:
+            WiringError: another wiring.
+            RedraftError: anything else differs; every differing key is named.
+        """
+        mend = "extract into another store folder, or delete this one to extract anew"
+        self.wiring.check_same(found.wiring, where=where, mend=mend)
+        want, have = self.to_dict(), found.to_dict()
+        refuse_difference("the store was made with other settings", want, have, where, mend)
+
+
+def refuse_difference(what: str, want: Mapping[str, Any], have: Mapping[str, Any], where: str, mend: str) -> None:
+    """Raise a RedraftError that names every key in which `have` differs from `want`, if any does."""
+    problems = differing(want, have)
+    if problems:
+        raise RedraftError(what, where=where, why="; ".join(problems), mend=mend)
+
+
+def differing(want: Mapping[str, Any], have: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Name the keys in which `have` differs from `want`, nested dicts included, as `key is X; expected Y`."""
+    out = []
+    for key in sorted({*want, *have}):
+        a, b = want.get(key), have.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            out += differing(a, b, f"{prefix}{key}.")
+        elif a != b:
+            out.append(f"{prefix}{key} is {b!r}, expected {a!r}")
+    return out
