@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eagle3.config import DraftConfig, require
+from eagle3.config import require
 from eagle3.rope import inverse_frequencies, rotate, served_scaling
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -76,40 +76,6 @@ class DraftShape:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able form; `DraftShape(**d)` reads it back."""
         return asdict(self)
-
-    @classmethod
-    def for_target(
-        cls, text_config: dict[str, Any], rope: dict[str, Any], draft: DraftConfig, num_aux: int
-    ) -> DraftShape:
-        """Sizes from the draft's configuration, its zeros filled from the target's.
-
-        Args:
-            text_config: the target's (text) `config.json`.
-            rope: `eagle3.target_weights.rope_parameters(text_config)`: `rope_theta`, `rope_scaling`,
-                `max_position_embeddings`, `rms_norm_eps`.
-            draft: configuration; 0 means "as the target has it". A latent-attention target has no plain key heads:
-                there the draft takes as many key heads as query heads, of the target's `v_head_dim`.
-            num_aux: number of aux sites.
-        """
-        hidden, heads = text_config["hidden_size"], draft.num_attention_heads or text_config["num_attention_heads"]
-        if text_config.get("kv_lora_rank"):
-            kv_heads, head_dim = heads, text_config.get("v_head_dim") or hidden // heads
-        else:
-            kv_heads = text_config.get("num_key_value_heads") or heads
-            head_dim = text_config.get("head_dim") or hidden // text_config["num_attention_heads"]
-        return cls(
-            hidden_size=hidden,
-            intermediate_size=draft.intermediate_size or text_config["intermediate_size"],
-            num_attention_heads=heads,
-            num_key_value_heads=draft.num_key_value_heads or kv_heads,
-            head_dim=draft.head_dim or head_dim,
-            vocab_size=text_config["vocab_size"],
-            draft_vocab_size=min(draft.vocab_size, text_config["vocab_size"]),
-            num_aux=num_aux,
-            rms_norm_eps=float(rope["rms_norm_eps"]),
-            rope={"rope_theta": rope["rope_theta"], "rope_scaling": rope.get("rope_scaling")},
-            max_position_embeddings=rope["max_position_embeddings"],
-        )
 
 
 def _clean_rope(rope: dict[str, Any]) -> dict[str, Any]:
