@@ -88,7 +88,9 @@ class Wiring:
 
     def __post_init__(self) -> None:
         if not self.aux:
-            raise WiringError("the wiring names no aux site", mend="list sites, e.g. wiring.aux=[layer_2,layer_15,layer_27]")
+            raise WiringError(
+                "the wiring names no aux site", mend="list sites, e.g. wiring.aux=[layer_2,layer_15,layer_27]"
+            )
         if len(set(self.aux)) != len(self.aux):
             raise WiringError(
                 "the wiring names a site twice",
@@ -105,7 +107,10 @@ class Wiring:
                 )
         if self.teacher not in TEACHERS:
             raise WiringError(
-                "unknown teacher site", where="wiring.teacher", why=f"found {self.teacher!r}", mend="use final or final_normed"
+                "unknown teacher site",
+                where="wiring.teacher",
+                why=f"found {self.teacher!r}",
+                mend="use final or final_normed",
             )
 
     @property
@@ -141,8 +146,12 @@ class Wiring:
 
     @classmethod
     def native(cls, model_type: str, num_layers: int, hidden_size: int, teacher: str = "final") -> Wiring:
-        """What an engine captures when the draft's config names no ids: layers `[2, L//2, L-3]`."""
-        aux = tuple(Site(k) for k in (2, num_layers // 2, num_layers - 3))
+        """What an engine captures when the draft's config names no ids: layers `[2, L//2, L-3]`, in layer order.
+
+        Raises:
+            WiringError: the target has too few layers for three distinct ones (6 or fewer, save 3).
+        """
+        aux = tuple(Site(k) for k in sorted((2, num_layers // 2, num_layers - 3)))
         return cls(aux, teacher, model_type, num_layers, hidden_size)
 
     def differences(self, found: Wiring) -> list[str]:
