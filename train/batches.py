@@ -47,7 +47,8 @@ class StepPlan:
                 mend="make it a multiple of the number of processes",
             )
         share = cfg.global_batch_size // world
-        self.samples, self.batch, self.world, self.rank, self.seed = samples, cfg.global_batch_size, world, rank, cfg.seed
+        self.samples, self.seed, self.batch = samples, cfg.seed, cfg.global_batch_size
+        self.world, self.rank = world, rank
         # The largest micro-batch within the limit that divides this process's share.
         self.micro = next(m for m in range(min(cfg.micro_batch_size, share), 0, -1) if share % m == 0)
         self.accumulation = share // self.micro
@@ -81,7 +82,8 @@ def pack(samples: list[TrainSample], device: torch.device | None = None) -> Pack
     """
     for sample in samples:
         if not len(sample.token_ids):
-            raise DataError("a conversation without rows", where=f"record {sample.record_id}", mend="prepare the data again")
+            where, mend = f"record {sample.record_id}", "prepare the data again"
+            raise DataError("a conversation without rows", where=where, mend=mend)
     return PackedBatch(
         features=torch.cat([s.features for s in samples]).to(device),
         token_ids=torch.cat([s.token_ids for s in samples]).to(device),

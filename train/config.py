@@ -25,7 +25,6 @@ class TrainConfig:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     grad_clip: float = 1.0
     zero_stage: int = 0
-    processes: int = 1  # training processes on this machine; 0 = one per GPU
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU
     head_chunk: int = 1024  # supervised positions per block of draft logits
     seed: int = 0
@@ -38,7 +37,8 @@ class TrainConfig:
         """Raise ConfigError on the first bad field."""
         require(1 <= self.ttt_steps <= 16, "train.ttt_steps", self.ttt_steps, "1 to 16")
         require(0 < self.step_decay <= 1, "train.step_decay", self.step_decay, "a factor in (0, 1]")
-        for name in ("epochs", "global_batch_size", "micro_batch_size", "head_chunk", "save_every", "keep_checkpoints", "log_every"):
+        batches = ("epochs", "global_batch_size", "micro_batch_size", "head_chunk")
+        for name in (*batches, "save_every", "keep_checkpoints", "log_every"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a positive integer")
         require(self.processes >= 0, "train.processes", self.processes, "0 (one per GPU) or a positive integer")
         require(self.max_steps >= 0, "train.max_steps", self.max_steps, "0 or a positive integer")

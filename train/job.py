@@ -122,4 +122,5 @@ def resolve(path: str) -> Callable[..., Any]:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as err:
-        raise ConfigError("not an importable function", where=path, why=str(err), mend="write module:function") from None
+        mend = "write module:function"
+        raise ConfigError("not an importable function", where=path, why=str(err), mend=mend) from None

@@ -1,0 +1,119 @@
+"""Start training: in this process, in several of this machine, or as one of an outer launcher's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from eagle3 import errors
+from eagle3.atomic import read_json
+from eagle3.errors import RedraftError
+from train.job import TrainJob, TrainResult
+from train.loop import Loop
+from train.world import free_port, joined, launched
+
+ERROR_FILE = "worker-error-{rank}.json"
+
+
+def process_count(setting: int) -> int:
+    """Processes for `train.processes`: 0 means one per GPU, or one without a GPU."""
+    return setting or max(1, torch.cuda.device_count())
+
+
+def run_training(job: TrainJob) -> TrainResult:
+    """Train to the end of the job, going on from its newest whole checkpoint if there is one.
+
+    An outer launcher that has set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT (torchrun, deepspeed with
+    a hostfile, srun) is joined: each of its processes makes this call, over a shared run folder.
+
+    Raises:
+        RedraftError: one line on what went wrong; running the same job again goes on from the newest checkpoint.
+    """
+    count = process_count(job.train.processes)
+    if launched() or count == 1:
+        return train_here(job)
+    return _train_in_workers(job, count)
+
+
+def train_here(job: TrainJob) -> TrainResult:
+    """Train as one process of the world that the environment describes (alone without one)."""
+    with joined() as world:
+        return Loop(job, world).run()
+
+
+def _train_in_workers(job: TrainJob, count: int) -> TrainResult:
+    folder = Path(job.run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    job.save(folder / "job.json")
+    for rank in range(count):
+        (folder / ERROR_FILE.format(rank=rank)).unlink(missing_ok=True)
+    workers = _start_workers(folder / "job.json", count)
+    try:
+        codes = _wait(workers)
+    finally:
+        _end(workers)
+    if any(codes):
+        raise _failure(folder, codes)
+    return TrainResult(**read_json(folder / "result.json"))
+
+
+def _start_workers(job_file: Path, count: int) -> list[subprocess.Popen[bytes]]:
+    """Start the workers. Each holds the reading end of a pipe from here and leaves when it closes."""
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // count))
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "train.worker", str(job_file), "--with-parent"],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": threads},
+            stdin=subprocess.PIPE,
+        )
+        for rank in range(count)
+    ]
+
+
+def _wait(workers: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Exit codes once all have ended well or a few seconds after one has not; None of the running becomes 0."""
+    while True:
+        codes = [worker.poll() for worker in workers]
+        if any(codes):
+            time.sleep(2.0)  # let the others, which usually fail for the same reason, say so too
+            return [worker.poll() or 0 for worker in workers]
+        if None not in codes:
+            return [0] * len(workers)
+        time.sleep(0.1)
+
+
+def _end(workers: list[subprocess.Popen[bytes]]) -> None:
+    """End whoever still runs: politely, then not."""
+    for worker in workers:
+        if worker.stdin:
+            worker.stdin.close()
+    for worker in workers:
+        try:
+            worker.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+
+
+def _failure(folder: Path, codes: list[int]) -> RedraftError:
+    """The first worker's own error, or what its exit code tells."""
+    for rank in range(len(codes)):
+        path = folder / ERROR_FILE.format(rank=rank)
+        if path.exists():
+            told = read_json(path)
+            kind = getattr(errors, told.pop("kind"), RedraftError)
+            return kind(told.pop("what"), **told)
+    rank, code = next((rank, code) for rank, code in enumerate(codes) if code)
+    why = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return RedraftError(
+        "a training process ended early",
+        where=f"{folder}, process {rank} of {len(codes)}",
+        why=f"{why}; its own words stand above",
+        mend="run the same command again to go on from the newest checkpoint",
+    )

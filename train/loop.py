@@ -1,0 +1,248 @@
+"""The training loop of one process: steps, validation, checkpoints, metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eagle3.atomic import replacing, write_json
+from eagle3.errors import RedraftError
+from eagle3.ttt import PackedBatch
+from train.batches import Ahead, StepPlan, read_micro_batches
+from train.engine import build_engine, gathered_state, gradient_norm, model_dtype, set_learning_rate
+from train.figures import figures
+from train.job import SampleSource, TrainJob, TrainResult, resolve
+from train.losses import step_weights, supervised_counts
+from train.metrics import read_metrics
+from train.model import Trainee
+from train.progress import TrainProgress
+from train.resume import find_checkpoint, load_checkpoint, save_checkpoint
+from train.schedule import learning_rate
+from train.stop import StopRequest, listening
+from train.track import Tracker
+from train.validate import validate
+from train.world import World
+
+
+class Loop:
+    """One job in one process. `run` is the only entry; every process of the world calls it.
+
+    Args:
+        job: what to train.
+        world: the process group, joined.
+    """
+
+    def __init__(self, job: TrainJob, world: World) -> None:
+        self.job, self.cfg, self.world = job, job.train, world
+        self.folder = Path(job.run_dir)
+        self.checkpoints = self.folder / "checkpoints"
+        self.identity = {**job.full_identity(), "train.dtype": str(model_dtype(job.train.dtype, world.device))}
+        open_source = resolve(job.source)
+        self.samples: SampleSource = open_source("train", **job.source_args)
+        self.held_out: SampleSource | None = open_source("val", **job.source_args)
+        self.plan = StepPlan(len(self.samples), self.cfg, world.size, world.rank)
+        self.done = 0
+        self.last: dict[str, dict[str, Any]] = {"train": {}, "val": {}}
+
+    def run(self) -> TrainResult:
+        """Train from the newest whole checkpoint (or from scratch) to the last step and write the weights.
+
+        Raises:
+            RedraftError: bad input, a checkpoint of another job, a loss that is not a number, or SIGTERM; the
+                newest checkpoint stays, and the same call goes on from it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _seed(self.cfg.seed + self.world.rank)
+        checkpoint, notes = find_checkpoint(self.checkpoints, self.identity, self.world)
+        self._build()
+        if checkpoint is not None:
+            load_checkpoint(self.engine, checkpoint, self.world)
+            self.done = checkpoint.step
+        resumed_from, started = self.done, time.monotonic()
+        console = Console() if self.world.first else None
+        self.tracker = self._tracker()
+        with TrainProgress(self.done, self.plan.total_steps, console) as self.progress, listening() as stop:
+            for note in notes:
+                self.progress.say(f"train: {note}")
+            if resumed_from:
+                self.progress.say(f"train: going on from step {resumed_from}")
+            try:
+                self._steps(stop)
+            except BaseException:
+                self._close(exit_code=1)
+                raise
+            result = self._finish(resumed_from, time.monotonic() - started)
+        self._close(exit_code=0)
+        return result
+
+    def _build(self) -> None:
+        dtype = model_dtype(self.cfg.dtype, self.world.device)
+        parts = resolve(self.job.model)(**self.job.model_args)
+        self.module = Trainee(parts, self.world.device, dtype, self.cfg.head_chunk)
+        self.engine = build_engine(self.module, self.cfg, self.world, self.plan.micro, self.plan.accumulation)
+
+    def _tracker(self) -> Tracker | None:
+        if not self.world.first:
+            return None
+        settings = {**self.identity, "processes": self.world.size, "total_steps": self.plan.total_steps}
+        return Tracker(self.folder, self.job.track, self.job.name, settings, self.done)
+
+    def _close(self, exit_code: int) -> None:
+        if self.tracker is not None:
+            self.tracker.close(exit_code)
+        self.engine.destroy()
+
+    def _steps(self, stop: StopRequest) -> None:
+        total = self.plan.total_steps
+        ahead = Ahead(lambda s: read_micro_batches(self.samples, self.plan.micro_batches(s)), total)
+        try:
+            while self.done < total:
+                asked = self._step(ahead.get(self.done), stop)
+                last = self.done == total
+                if self.cfg.val_every and self.done % self.cfg.val_every == 0 and not last:
+                    self._validate()
+                if self.done % self.cfg.save_every == 0 or (asked and not last):
+                    self._save()
+                if asked and not last:
+                    raise RedraftError(
+                        "training was asked to stop",
+                        why=f"step {self.done} of {total} is saved",
+                        mend="run the same command again to go on",
+                    )
+        finally:
+            ahead.close()
+
+    def _step(self, micro_batches: list[PackedBatch], stop: StopRequest) -> bool:
+        """One optimizer step; returns whether any process was asked to stop."""
+        started, k = time.monotonic(), self.cfg.ttt_steps
+        rate = self._learning_rate(self.done)
+        set_learning_rate(self.engine, rate)
+        rows = sum(batch.rows for batch in micro_batches)
+        head = torch.stack([supervised_counts(batch, k) for batch in micro_batches]).sum(0)  # [K]
+        head = self.world.sum(torch.cat((head, torch.tensor([rows, int(stop.asked)]))))  # [K + 2] int64
+        # The engine divides by micro-batches and processes; the loss is normalized by the global counts alone.
+        weights = step_weights(head[:k], self.cfg.step_decay) * (self.plan.accumulation * self.world.size)
+        stats, norm = torch.zeros(4, k, dtype=torch.float64), None
+        for number, batch in enumerate(micro_batches, 1):
+            loss, part = self.engine(
+                batch.features, batch.token_ids, batch.teacher, batch.loss_mask, batch.doc_lengths, weights
+            )
+            self.engine.backward(loss)
+            stats += part.cpu()
+            if number == len(micro_batches):
+                stats = self.world.sum(stats)
+                self._check_finite("loss", stats[0].sum().item())
+                norm = gradient_norm(self.engine, self.module)
+                self._check_finite("gradient norm", norm or 0.0)
+            self.engine.step()
+        norm = float(self.engine.get_global_grad_norm()) if norm is None else norm
+        self._check_finite("gradient norm", norm)
+        self.done += 1
+        self._record(figures(stats, self.cfg.step_decay), rate, norm, int(head[k]), time.monotonic() - started)
+        return bool(head[k + 1])
+
+    def _learning_rate(self, step: int) -> float:
+        return learning_rate(
+            step,
+            self.plan.total_steps,
+            peak=self.cfg.lr,
+            warmup_ratio=self.cfg.warmup_ratio,
+            min_ratio=self.cfg.min_lr_ratio,
+        )
+
+    def _check_finite(self, what: str, value: float) -> None:
+        """Stop before a bad step is applied or saved."""
+        if math.isfinite(value):
+            return
+        raise RedraftError(
+            f"the {what} is not a finite number",
+            where=f"{self.folder}, step {self.done + 1}",
+            why=f"found {value}; the batch holds samples {self.plan.global_batch(self.done)} of the training split",
+            mend="check those records' hidden states, or lower train.lr; the newest checkpoint is kept",
+        )
+
+    def _record(self, row: dict[str, Any], rate: float, norm: float, rows: int, seconds: float) -> None:
+        row = {"kind": "train", "step": self.done, "epoch": self.plan.epoch(self.done), **row}
+        row.update(lr=rate, grad_norm=norm, tokens=rows)
+        self.last["train"] = row
+        self.progress.step(self.done, row, rows, seconds)
+        if self.tracker is not None and (self.done % self.cfg.log_every == 0 or self.done == self.plan.total_steps):
+            self.tracker.write({**row, "seconds": seconds})
+
+    def _validate(self) -> None:
+        if not self.held_out:
+            return
+        row = validate(
+            self.engine,
+            self.held_out,
+            micro=self.plan.micro,
+            steps=self.cfg.ttt_steps,
+            decay=self.cfg.step_decay,
+            world=self.world,
+        )
+        self.last["val"] = {"kind": "val", "step": self.done, **row}
+        if self.tracker is not None:
+            self.tracker.write(self.last["val"])
+        self.progress.say(
+            f"train: step {self.done}: held-out loss {row['loss']:.4f}, accuracy per step "
+            + " ".join(f"{a:.1%}" for a in row["acc"])
+            + f", predicted tau {row['predicted_tau']:.3f} of {self.cfg.ttt_steps + 1}"
+        )
+
+    def _save(self) -> None:
+        if self.tracker is not None:
+            self.tracker.log.sync()
+        save_checkpoint(
+            self.engine, self.checkpoints, self.done, self.identity, self.world, self.cfg.keep_checkpoints
+        )
+
+    def _reuse_rows(self) -> None:
+        """Take over the last step's rows from an earlier run that got as far, so that none is written twice."""
+        rows = read_metrics(self.folder / "metrics.jsonl") if self.world.first else []
+        found = {row["kind"]: row for row in rows if row["step"] == self.done}
+        for kind, row in self.world.broadcast(found).items():
+            self.last[kind] = self.last[kind] or row
+
+    def _finish(self, resumed_from: int, seconds: float) -> TrainResult:
+        if self.done % self.cfg.save_every:
+            self._save()
+        self._reuse_rows()
+        if self.last["val"].get("step") != self.done:
+            self._validate()
+        weights = self.folder / "final.safetensors"
+        state = gathered_state(self.engine, self.module.draft)
+        result = TrainResult(
+            steps=self.done,
+            resumed_from=resumed_from,
+            weights=str(weights),
+            metrics=str(self.folder / "metrics.jsonl"),
+            train=self.last["train"],
+            val=self.last["val"],
+            seconds=seconds,
+        )
+        if self.world.first:
+            _write_weights(weights, state, self.done)
+            write_json(self.folder / "result.json", dataclasses.asdict(result))
+        self.world.barrier()
+        return result
+
+
+def _write_weights(path: Path, state: dict[str, Tensor], step: int) -> None:
+    with replacing(path) as tmp:
+        save_file(state, tmp, metadata={"format": "pt", "step": str(step)})
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

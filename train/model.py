@@ -1,0 +1,73 @@
+"""The module that DeepSpeed trains: the draft with its frozen surroundings, one `forward` per micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from eagle3.draft import Eagle3Draft
+from eagle3.ttt import PackedBatch
+from train.losses import LossParts, TeacherHead, ttt_loss
+
+
+@dataclass
+class TrainParts:
+    """What a model factory returns: the draft at its start and the target's end that teaches it."""
+
+    draft: Eagle3Draft
+    teacher: TeacherHead
+
+
+def plain_embedding(draft: Eagle3Draft) -> None:
+    """Turn the draft's frozen embedding from a parameter into a plain tensor.
+
+    ZeRO would otherwise partition the largest matrix of the model and gather it again for each of the K steps, and
+    every checkpoint would carry it. The state dict loses `embed_tokens.weight`, which is the target's anyway.
+    """
+    weight = draft.embed_tokens.weight.detach()
+    del draft.embed_tokens.weight
+    draft.embed_tokens.weight = weight  # type: ignore[assignment]
+
+
+class Trainee(nn.Module):
+    """The draft as DeepSpeed's module; the teacher's head and the embedding stay plain tensors.
+
+    Args:
+        parts: draft and teacher, as built (CPU).
+        device: where training runs.
+        dtype: the draft's dtype in forward; teacher and embedding are held in it too.
+        chunk: teacher rows a block of the loss.
+    """
+
+    def __init__(self, parts: TrainParts, device: torch.device, dtype: torch.dtype, chunk: int) -> None:
+        super().__init__()
+        self.draft = parts.draft
+        self.dtype, self.device, self.chunk = dtype, device, chunk
+        self._teacher = parts.teacher.to(device, dtype)
+        plain_embedding(self.draft)
+        self.draft.embed_tokens.weight = self.draft.embed_tokens.weight.to(device, dtype)  # type: ignore[assignment]
+
+    def forward(
+        self,
+        features: Tensor,
+        token_ids: Tensor,
+        teacher: Tensor,
+        loss_mask: Tensor,
+        lengths: list[int],
+        weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Measure one micro-batch.
+
+        Args:
+            features, token_ids, teacher, loss_mask, lengths: the fields of a `PackedBatch`.
+            weights: `[K]` float64 factor on each step's summed cross entropy.
+
+        Returns:
+            the weighted loss (scalar), and `[4, K]` float64: sums, counts, right, tried of `LossParts`, detached.
+        """
+        batch = PackedBatch(features, token_ids, teacher, loss_mask, lengths).to(self.device, self.dtype)
+        parts: LossParts = ttt_loss(self.draft, batch, self._teacher, weights.to(self.device), self.chunk)
+        stats = torch.stack([x.detach().double() for x in (parts.sums, parts.counts, parts.right, parts.tried)])
+        return parts.loss, stats

@@ -1,0 +1,112 @@
+"""The group of training processes: joining it, leaving it, and adding numbers up over it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun and its like
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place: `rank` of `size`, working on `device`."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the shared files and talks to the user."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum of a CPU or device tensor over all processes, on the CPU."""
+        on_device = values.to(self.device, copy=True)
+        torch.distributed.all_reduce(on_device)
+        return on_device.cpu()
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        torch.distributed.barrier()
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's JSON-able value, given to all."""
+        box = [value]
+        torch.distributed.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+
+def launched() -> bool:
+    """Whether an outer launcher (torchrun, deepspeed, srun with the same variables) started this process."""
+    return all(name in os.environ for name in LAUNCHED)
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the duration of the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def import_deepspeed() -> ModuleType:
+    """Import DeepSpeed for the accelerator at hand, quietly and without its slow first-run build.
+
+    On a CPU, joining a process group makes DeepSpeed compile `deepspeed_shm_comm` with g++ (minutes, once a
+    machine). That operator serves one call only, `inference_all_reduce`, which training never makes, and DeepSpeed
+    falls back to gloo when its table of compatible operators says no; so say no there.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+    import deepspeed.ops
+
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")  # DeepSpeed's calls
+    if not torch.cuda.is_available():
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[World]:
+    """Join the process group an outer launcher describes, or make one of this process alone; leave it at the end."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    values = {} if launched() else {**alone, "MASTER_PORT": str(free_port())}
+    with environment(values):
+        deepspeed = import_deepspeed()
+        device = torch.device("cpu")
+        if torch.cuda.is_available():
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
+        try:
+            yield World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
+        finally:
+            deepspeed.comm.destroy_process_group()
