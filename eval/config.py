@@ -18,7 +18,8 @@ class EvalConfig:
     num_steps: int = 3  # draft tokens proposed per verify step; the ceiling of tau is num_steps + 1
     temperature: float = 0.0  # 0 = greedy
     seed: int = 0
-    serve: list[str] = field(default_factory=lambda: ["matched"])  # "matched" (the draft's wiring), "native" (the engine default)
+    # What to feed the draft: "matched" (the wiring it was trained on) and/or "native" (the engine's default).
+    serve: list[str] = field(default_factory=lambda: ["matched"])
     baseline: bool = True  # also decode without a draft: speed and losslessness
 
     def validate(self) -> None:
