@@ -62,11 +62,12 @@ def save_served(
 
     Raises:
         WiringError: that engine cannot feed this wiring, or the draft's width is not the wiring's.
-        IntegrityError: what was written does not read back.
+        IntegrityError: a weight is not finite in `dtype`, or what was written does not read back.
     """
     _check_width(draft.shape, wiring, str(folder))
     config = served_config(draft.shape, wiring, target, convention_name, vocab, dtype, extra)
     tensors = _served_tensors(draft, dtype, with_embedding)
+    _check_finite(tensors, str(folder))
     with _replacing_folder(Path(folder)) as tmp:
         save_file(tensors, tmp / WEIGHTS, metadata={"format": "pt"})
         write_json(tmp / CONFIG, config)
@@ -342,15 +343,23 @@ def _check_width(shape: DraftShape, wiring: Wiring, where: str) -> None:
         )
 
 
+def _check_finite(tensors: dict[str, Tensor], where: str) -> None:
+    bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    if bad:
+        why = f"not finite: {', '.join(bad)}"
+        raise IntegrityError("the draft cannot be served", where=where, why=why, mend="export an earlier checkpoint")
+
+
 def _check_readback(folder: Path, shape: DraftShape, written: dict[str, Tensor]) -> None:
     config, tensors = _read(folder)
     served_wiring(config, str(folder))
     _check_names(shape, {name: tuple(t.shape) for name, t in tensors.items()}, str(folder))
     broken = [name for name, tensor in written.items() if not torch.equal(tensors[name], tensor)]
-    nonfinite = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
-    if broken or nonfinite:
-        why = f"read back otherwise: {broken}" if broken else f"not finite: {nonfinite}"
-        raise IntegrityError("the draft cannot be served", where=str(folder), why=why, mend="train it again")
+    if broken:
+        why = f"read back otherwise than written: {', '.join(broken)}"
+        raise IntegrityError(
+            "the disk changed the draft", where=str(folder), why=why, mend="check the disk, export again"
+        )
 
 
 @contextlib.contextmanager

@@ -96,7 +96,8 @@ def inverse_frequencies(
         max_position_embeddings=max_position_embeddings,
         rope_parameters=parameters,
     )
-    inv_freq, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
+    with torch.device("cpu"):
+        inv_freq, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
     return inv_freq.float(), float(factor)
 
 

@@ -1,0 +1,160 @@
+"""The chunked loss against its plain formula, and its counts against a count by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from eagle3.ttt import unroll
+from train.losses import TeacherHead, step_weights, supervised_counts, teacher_probs, ttt_loss
+
+STEPS, LENGTHS = 4, [5, 11, 1, 8]
+
+
+def head(normed=False, vocab=40):
+    torch.manual_seed(9)
+    return TeacherHead(
+        torch.rand(16, dtype=torch.float64) + 0.5, torch.randn(vocab, 16, dtype=torch.float64), 1e-6, normed
+    )
+
+
+def plain(draft, batch, teacher, weights):
+    """Row by row: loss, sums, and for each row a list of right/wrong per supervised step from step 0 on."""
+    outputs, sums, chains, dropped = unroll(draft, batch, len(weights)), [0.0] * len(weights), [], set()
+    ids = torch.arange(draft.shape.draft_vocab_size) + draft.d2t
+    start = 0
+    for length in batch.doc_lengths:
+        for t in range(length):
+            chain, whole = [], True
+            for k in range(len(weights)):
+                s = start + t + k
+                if t + k >= length or not batch.loss_mask[s]:
+                    whole = False
+                    continue
+                state = batch.teacher[s]
+                if not teacher.normed:
+                    state = state * (state.pow(2).mean() + teacher.eps).rsqrt() * teacher.norm_weight
+                full = teacher.head @ state
+                z = draft.logits(outputs[k][start + t])
+                best = int(full.argmax())
+                if draft.t2d[best]:
+                    sums[k] = sums[k] - (full[ids].softmax(-1) * F.log_softmax(z, -1)).sum()
+                else:
+                    dropped.add(s)
+                if whole:
+                    chain.append(int(ids[z.argmax()]) == best)
+            chains.append(chain)
+        start += length
+    loss = sum(w * s for w, s in zip(weights, sums, strict=True))
+    return loss, sums, chains, len(dropped)
+
+
+@pytest.mark.parametrize(("draft_vocab", "normed", "chunk"), [(40, False, 5), (17, False, 1), (17, True, 1000)])
+def test_values_and_gradients_match_the_plain_formula(make_draft, make_batch, draft_vocab, normed, chunk):
+    draft, batch, teacher = make_draft(draft_vocab_size=draft_vocab), make_batch(LENGTHS), head(normed)
+    weights = step_weights(supervised_counts(batch, STEPS), 0.8)
+    parts = ttt_loss(draft, batch, teacher, weights, chunk)
+    loss, sums, chains, dropped = plain(draft, batch, teacher, weights)
+    torch.testing.assert_close(parts.loss, loss, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(parts.sums, torch.stack([s.detach() for s in sums]), rtol=1e-9, atol=1e-9)
+    assert int(parts.dropped) == dropped and (dropped > 0) == (draft_vocab == 17)
+    for k in range(STEPS):
+        assert int(parts.tried[k]) == sum(len(c) > k and all(c[:k]) for c in chains)
+        assert int(parts.right[k]) == sum(len(c) > k and all(c[: k + 1]) for c in chains)
+    leaves = [p for p in draft.parameters() if p.requires_grad]
+    got, wanted = torch.autograd.grad(parts.loss, leaves), torch.autograd.grad(loss, leaves)
+    for g, w in zip(got, wanted, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-8, atol=1e-10)
+
+
+def test_a_perfect_draft_is_counted_right_all_along(make_draft, make_batch):
+    """Teacher states set so that the target says at row t what the draft says there at step 0."""
+    draft, batch = make_draft(), make_batch([12], share=1.1)
+    g = unroll(draft, batch, 1)[0]
+    batch.teacher = draft.norm(g).detach()
+    parts = ttt_loss(
+        draft, batch, TeacherHead(draft.norm.weight, draft.lm_head.weight.detach(), 1e-5, True), torch.ones(1)
+    )
+    assert parts.right.tolist() == parts.tried.tolist() == parts.counts.tolist() == [12]
+    probs = draft.logits(g).softmax(-1)
+    entropy = -(probs * probs.log()).sum()
+    torch.testing.assert_close(parts.loss, entropy)
+
+
+def test_counts_come_from_masks_and_document_ends_alone(make_batch):
+    batch = make_batch([3, 2])
+    batch.loss_mask = torch.tensor([True, False, True, True, True])
+    assert batch.supervised(3).int().tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0]]
+    assert supervised_counts(batch, 3).tolist() == [4, 2, 1]
+
+
+def test_step_weights_are_means_with_decay_and_zero_for_an_empty_step():
+    weights = step_weights(torch.tensor([10, 5, 0]), 0.5)
+    assert weights.tolist() == pytest.approx([0.1, 0.1, 0.0])
+
+
+def test_micro_batches_add_up_to_the_whole_batch(make_draft, make_batch):
+    """With global counts, two micro-batches' losses and gradients sum to those of one batch."""
+    draft, teacher = make_draft(), head()
+    whole = make_batch([5, 9])
+    parts = [
+        type(whole)(*(getattr(whole, f)[s] for f in ("features", "token_ids", "teacher", "loss_mask")), [n])
+        for s, n in ((slice(0, 5), 5), (slice(5, 14), 9))
+    ]
+    weights = step_weights(supervised_counts(whole, STEPS), 0.8)
+    together = ttt_loss(draft, whole, teacher, weights).loss
+    apart = sum(ttt_loss(draft, part, teacher, weights).loss for part in parts)
+    torch.testing.assert_close(together, apart)
+    for a, b in zip(
+        torch.autograd.grad(together, draft.fc.weight), torch.autograd.grad(apart, draft.fc.weight), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_nothing_supervised_still_gives_a_zero_loss_with_gradients(make_draft, make_batch):
+    draft, batch = make_draft(), make_batch([4], share=0.0)
+    parts = ttt_loss(draft, batch, head(), torch.ones(3, dtype=torch.float64))
+    parts.loss.backward()
+    assert parts.loss.item() == 0.0 and parts.counts.tolist() == [0, 0, 0]
+    assert all(p.grad is not None and not p.grad.any() for p in draft.parameters() if p.requires_grad)
+
+
+def test_validation_without_gradients_gives_the_same_numbers(make_draft, make_batch):
+    draft, batch, teacher = make_draft(), make_batch(LENGTHS), head()
+    weights = torch.ones(STEPS, dtype=torch.float64)
+    with torch.no_grad():
+        quiet = ttt_loss(draft, batch, teacher, weights)
+    loud = ttt_loss(draft, batch, teacher, weights)
+    assert not quiet.loss.requires_grad
+    assert torch.equal(quiet.sums, loud.sums) and torch.equal(quiet.right, loud.right)
+
+
+def test_teacher_probs_are_renormalised_and_judged_over_the_full_vocabulary():
+    teacher, states = head(), torch.randn(7, 16, dtype=torch.float64)
+    ids = torch.tensor([3, 8, 30])
+    probs, best = teacher_probs(states, teacher, ids, chunk=2)
+    full = teacher.logits(states)
+    torch.testing.assert_close(probs, full.softmax(-1)[:, ids] / full.softmax(-1)[:, ids].sum(-1, keepdim=True))
+    assert torch.equal(best, full.argmax(-1))
+
+
+def test_full_vocabulary_logits_never_exceed_one_block(make_draft, make_batch):
+    """With a vocabulary far wider than anything else, the largest tensor is chunk x V."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    vocab, chunk, largest = 5000, 4, [0]
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            fresh = func not in (torch.ops.aten.t.default, torch.ops.aten.detach.default)
+            for item in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(item, torch.Tensor) and fresh and vocab in item.shape and 16 not in item.shape:
+                    largest[0] = max(largest[0], item.numel())
+            return out
+
+    draft, batch = make_draft(vocab_size=vocab, draft_vocab_size=vocab), make_batch([40, 30], share=0.9)
+    with Watch():
+        ttt_loss(draft, batch, head(vocab=vocab), torch.ones(3, dtype=torch.float64), chunk).loss.backward()
+    assert largest[0] == chunk * vocab
