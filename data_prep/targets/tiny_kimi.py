@@ -26,6 +26,7 @@ from eagle3.atomic import sha256_file
 
 ACTIVE = (0, 2, 9, 16, 23, 30, 37, 44, 51, 58)  # layers trained first
 LAYERS = 61
+STEPS = 400  # optimizer steps of the ten-layer phase
 VOCAB = 1024
 POSITIONS = 8192
 ROPE: dict[str, Any] = {
@@ -52,7 +53,7 @@ def recipe(steps: int, seed: int) -> dict[str, Any]:
 
 
 def make_tiny_kimi(
-    path: Path, *, steps: int = 500, seed: int = 0, advance: Callable[[int], None] | None = None
+    path: Path, *, steps: int = STEPS, seed: int = 0, advance: Callable[[int], None] | None = None
 ) -> Path:
     """Train the model and write it to `path` (12 MB, fp32 holding bf16 values) unless this very recipe stands there.
 
@@ -168,7 +169,7 @@ def _train(
     model: Any, batches: Iterator[Tensor], steps: int, peak: float, advance: Callable[[int], None] | None
 ) -> None:
     """Plain next-token training: AdamW, ten steps of warm-up, cosine decay to a fiftieth of `peak`."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     model.train()
     for step in range(steps):
         rate = peak * min(1.0, (step + 1) / 10) * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
