@@ -63,3 +63,17 @@ class DraftConfig:
         require(self.init_fc in ("last", "random"), "draft.init_fc", self.init_fc, "last or random")
         for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
             require(getattr(self, name) >= 0, f"draft.{name}", getattr(self, name), "0 or a positive integer")
+
+
+@dataclass
+class ExportConfig:
+    """The folder that an engine serves."""
+
+    convention: str = "sglang-0.5.23"  # whose layer ids `eagle_config` holds (docs/wiring.md lists the conventions)
+    dtype: str = "bfloat16"
+    with_embedding: bool = False  # store the target's embedding too; engines take the target's own
+
+    def validate(self) -> None:
+        """Raise ConfigError on the first bad field."""
+        dtypes = ("bfloat16", "float16", "float32")
+        require(self.dtype in dtypes, "export.dtype", self.dtype, " or ".join(dtypes))

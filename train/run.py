@@ -70,7 +70,10 @@ def cli() -> int:
         print(f"error: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: finished stages and saved checkpoints are kept; run the same command to go on", file=sys.stderr)
+        print(
+            "interrupted: finished stages and saved checkpoints are kept; run the same command to go on",
+            file=sys.stderr,
+        )
         return 130
     return 2 if failures else 0
 

@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data_prep.config import CaptureConfig, DataConfig, StoreConfig
-from eagle3.config import DraftConfig, TargetConfig, WiringConfig, require
+from eagle3.config import DraftConfig, ExportConfig, TargetConfig, WiringConfig, require
+from eagle3.conventions import convention
 from eagle3.errors import ConfigError, WiringError
 from eagle3.wiring import Site, Wiring
 from eval.config import EvalConfig
@@ -46,6 +47,7 @@ class RedraftConfig:
     draft: DraftConfig = field(default_factory=DraftConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def validate(self) -> None:
@@ -57,9 +59,20 @@ class RedraftConfig:
         for stage in self.stages:
             require(stage in STAGES, "stages", stage, " ".join(STAGES))
         require(bool(self.stages), "stages", self.stages, "at least one of " + " ".join(STAGES))
-        for part in (self.target, self.data, self.capture, self.store, self.draft, self.train, self.track, self.eval):
+        parts = (
+            self.target,
+            self.data,
+            self.capture,
+            self.store,
+            self.draft,
+            self.train,
+            self.track,
+            self.export,
+            self.eval,
+        )
+        for part in parts:
             part.validate()
-        self.build_wiring()
+        self.check_convention(self.build_wiring())
         require(
             self.draft.vocab_size <= self.target.vocab_size,
             "draft.vocab_size",
@@ -87,6 +100,17 @@ class RedraftConfig:
             return Wiring(tuple(Site.parse(text) for text in self.wiring.aux), self.wiring.teacher, *shape)
         except WiringError as err:
             raise ConfigError(err.what, where=err.where or "wiring.aux", why=err.why, mend=err.mend) from None
+
+    def check_convention(self, wiring: Wiring) -> None:
+        """Refuse a wiring that the engine convention of the export cannot express.
+
+        Raises:
+            ConfigError: naming `export.convention`.
+        """
+        try:
+            convention(self.export.convention).render(wiring)
+        except WiringError as err:
+            raise ConfigError(err.what, where="export.convention", why=err.why, mend=err.mend) from None
 
 
 def register() -> None:

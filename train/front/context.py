@@ -71,10 +71,11 @@ class Run:
         try:
             return AutoTokenizer.from_pretrained(self.target_path, trust_remote_code=trust, local_files_only=True)
         except (OSError, ValueError, KeyError, ImportError) as err:
-            mend = "put the tokenizer's files there" if trust else (
-                "put the tokenizer's files there; where it ships Python that you trust, set target.trust_remote_code=true"
-            )
-            raise RedraftError("cannot load the tokenizer", where=str(self.target_path), why=str(err), mend=mend) from None
+            mend = "put the tokenizer's files there"
+            if not trust:
+                mend += "; where it ships Python that you trust, set target.trust_remote_code=true"
+            where = str(self.target_path)
+            raise RedraftError("cannot load the tokenizer", where=where, why=str(err), mend=mend) from None
 
     @cached_property
     def renderer(self) -> Renderer:

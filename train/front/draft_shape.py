@@ -11,10 +11,14 @@ from train.front.config import RedraftConfig
 
 def shape_from(config: RedraftConfig, text: dict[str, Any], rope: dict[str, Any], eps: float) -> DraftShape:
     """Combine the draft's settings with the target's text config."""
-    heads = config.draft.num_attention_heads or text.get("num_attention_heads") or max(config.target.hidden_size // 64, 1)
+    heads = (
+        config.draft.num_attention_heads or text.get("num_attention_heads") or max(config.target.hidden_size // 64, 1)
+    )
     return DraftShape(
         hidden_size=config.target.hidden_size,
-        intermediate_size=config.draft.intermediate_size or text.get("intermediate_size") or 4 * config.target.hidden_size,
+        intermediate_size=config.draft.intermediate_size
+        or text.get("intermediate_size")
+        or 4 * config.target.hidden_size,
         num_attention_heads=heads,
         num_key_value_heads=config.draft.num_key_value_heads or text.get("num_key_value_heads") or heads,
         head_dim=config.draft.head_dim or text.get("head_dim") or max(config.target.hidden_size // heads, 2),

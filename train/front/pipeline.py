@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from datasets import disable_progress_bars
 from rich.table import Table
 
 from eagle3.errors import RedraftError
@@ -91,6 +92,7 @@ def run_pipeline(config: RedraftConfig) -> None:
     wanted = [name for name in STAGES if name in config.stages and name != "plan"]
     if not wanted:
         return
+    disable_progress_bars()
     run_dir = make_run_dir(config.run_dir)
     with locked(run_dir):
         write_provenance(config, run_dir)

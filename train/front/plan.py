@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from rich.table import Table
 
-from data_prep.budget import bytes_per_token
+from data_prep.budget import DraftBudget, draft_budget, state_bytes_per_token
 from eagle3.conventions import CONVENTIONS
-from eagle3.draft import DraftShape, Eagle3Draft
 from eagle3.errors import WiringError
+from eagle3.target_weights import TargetWeights
 from eagle3.wiring import Wiring
 from train.front.config import RedraftConfig
 from train.front.console import console, size_text
-from train.front.draft_shape import declared_shape
-
-SHOWN_CONVENTIONS = ("sglang-0.5.9", "sglang-0.5.23", "vllm", "specforge", "speculators", "hf")
+from train.front.draft_shape import declared_shape, target_shape
 
 
-def draft_parameters(shape: DraftShape) -> tuple[int, int]:
-    """Trained and frozen (embedding) parameters of a draft of this shape."""
-    with torch.device("meta"):
-        draft = Eagle3Draft(shape)
-    trained = sum(p.numel() for p in draft.parameters() if p.requires_grad)
-    return trained, sum(p.numel() for p in draft.parameters()) - trained
+def draft_of(config: RedraftConfig) -> DraftBudget:
+    """Parameters of the run's draft; sizes that the config leaves open are the target's, when it is here."""
+    here = (Path(config.target.path) / "config.json").exists()
+    shape = target_shape(config, TargetWeights(Path(config.target.path))) if here else declared_shape(config)
+    sizes = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    filled = replace(config.draft, **{name: getattr(shape, name) for name in sizes})
+    return draft_budget(config.build_wiring(), filled, config.target.vocab_size)
 
 
 def ids_table(wiring: Wiring) -> Table:
     """The wiring as each engine's ids."""
     table = Table("engine convention", "ids that mean this wiring", title="Wiring, by engine", title_justify="left")
-    for name in SHOWN_CONVENTIONS:
+    for name, convention in CONVENTIONS.items():
         try:
-            ids = str(CONVENTIONS[name].render(wiring))
+            ids = str(convention.render(wiring))
         except WiringError as err:
             ids = f"cannot express it: {err.why or err.what}"
         table.add_row(name, ids)
@@ -60,21 +60,21 @@ def missing_here(config: RedraftConfig) -> list[str]:
 def store_bytes(config: RedraftConfig) -> int:
     """Upper bound of the store's size: every sample at `data.max_length` tokens."""
     tokens = config.data.max_samples * config.data.max_length
-    return tokens * bytes_per_token(config.build_wiring())
+    return tokens * state_bytes_per_token(config.build_wiring())
 
 
 def plan(config: RedraftConfig) -> None:
     """Print the plan."""
     wiring = config.build_wiring()
-    shape = declared_shape(config)
-    trained, frozen = draft_parameters(shape)
-    per_token = bytes_per_token(wiring)
+    draft = draft_of(config)
+    per_token = state_bytes_per_token(wiring)
     table = Table(show_header=False, title=f"Plan for {config.name}", title_justify="left")
     table.add_row("target", f"{config.target.name} ({config.target.model_type}, {wiring.num_layers} layers)")
     table.add_row("aux sites, slot 0 first", " | ".join(site.words for site in wiring.aux))
     table.add_row("teacher", wiring.teacher)
     table.add_row("feature width", f"{len(wiring.aux)} x {wiring.hidden_size} = {wiring.feature_width}")
-    table.add_row("draft parameters", f"{trained:,} trained + {frozen:,} frozen (the target's embedding)")
+    table.add_row("draft parameters", f"{draft.trained:,} trained + {draft.frozen:,} frozen (the target's embedding)")
+    table.add_row("weights, gradients, Adam", f"{size_text(draft.training_bytes)} over all processes, ZeRO 1 to 3")
     table.add_row("store, bytes a token", f"{len(wiring.stored_sites) + 1} x {wiring.hidden_size} x 2 = {per_token:,}")
     if config.data.max_samples:
         count = f"{config.data.max_samples:,} samples of at most {config.data.max_length:,} tokens"

@@ -1,0 +1,259 @@
+"""The five stages. Each is skipped while its inputs are unchanged, and returns what the summary should name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_prep.capture.hf import HFCapture
+from data_prep.capture.load import choose_device, choose_dtype
+from data_prep.extract import extract
+from data_prep.prepare import count_supervised, load_prepared, prepare
+from data_prep.store import Store, StoreManifest
+from eagle3.atomic import read_json, sha256_file
+from eagle3.checkpoint import load_state, save_served
+from eagle3.draft import DraftShape, Eagle3Draft
+from eagle3.errors import IntegrityError
+from eagle3.vocab import build_draft_vocab, load_vocab, save_vocab, vocab_from_maps, vocab_key
+from train.front.console import console, progress_bar, size_text
+from train.front.context import Run
+from train.front.draft_shape import target_shape
+from train.front.records import StageRecord
+from train.job import TrainJob
+from train.launch import run_training
+
+
+def skip(record: StageRecord) -> bool:
+    """Say that a stage is skipped, or why it runs again."""
+    if record.finished():
+        console.print("      unchanged since it finished: skipped")
+        return True
+    changed = record.changed()
+    if changed:
+        console.print(f"      runs again, since these changed: {', '.join(changed)}")
+    return False
+
+
+def source_fingerprint(source: str) -> Any:
+    """What tells one state of a data source from another: a file's hash, a folder's listing, a name."""
+    path = Path(source)
+    if path.is_file():
+        return sha256_file(path)
+    if path.is_dir():
+        files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+        return [[str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns] for p in files]
+    return source
+
+
+def prepare_stage(run: Run) -> dict[str, Any]:
+    """Conversations -> tokens and loss masks."""
+    data = run.config.data
+    inputs = {
+        "data": asdict(data),
+        "sources": [source_fingerprint(source) for source in data.sources],
+        "tokenizer": run.renderer.tokenizer_hash,
+        "template": run.renderer.template_hash,
+    }
+    record = StageRecord(run.prepared / "stage.json", inputs)
+    if not skip(record):
+        record.begin()
+        with progress_bar("conversations", data.max_samples or None, "records") as advance:
+            manifest = prepare(data, run.tokenizer, run.prepared, advance)
+        report_prepared(manifest)
+        record.finish(counts=manifest["counts"])
+    return {"tokens and masks": run.prepared}
+
+
+def report_prepared(manifest: dict[str, Any]) -> None:
+    """Counts of a prepared set, and which records were left out."""
+    for split in ("train", "val"):
+        counts = manifest["counts"][split]
+        console.print(f"      {split}: " + ", ".join(f"{value:,} {name}" for name, value in counts.items()))
+    skipped = manifest["counts"]["skipped"]
+    if skipped:
+        first = manifest["skipped"][0]
+        console.print(f"      skipped {skipped}: first {first['record']} ({first['why']}); all in manifest.json")
+
+
+def prepared_manifest(run: Run) -> dict[str, Any]:
+    """What `prepare` wrote, refused when missing."""
+    return read_json(run.prepared / "manifest.json", mend="run the prepare stage first")
+
+
+def store_manifest(run: Run, prepared: dict[str, Any]) -> StoreManifest:
+    """Identity of the store this run extracts into."""
+    device = choose_device(run.config.capture.device)
+    dtype = choose_dtype(run.config.capture.compute_dtype, device)
+    return StoreManifest(
+        wiring=run.wiring,
+        target=run.identity,
+        tokenizer_hash=prepared["tokenizer_hash"],
+        template_hash=prepared["template_hash"],
+        capture={"backend": run.config.capture.backend, "compute_dtype": str(dtype).removeprefix("torch.")},
+    )
+
+
+def extract_stage(run: Run) -> dict[str, Any]:
+    """Tokens -> hidden states at the wiring's sites, on disk."""
+    from datasets import concatenate_datasets
+
+    prepared, capture = prepared_manifest(run), run.config.capture
+    manifest = store_manifest(run, prepared)
+    record = StageRecord(run.store / "stage.json", {"store": manifest.to_dict(), "content": prepared["content"]})
+    if not skip(record):
+        record.begin()
+        rows = concatenate_datasets([load_prepared(run.prepared, split) for split in ("train", "val")])
+        tokens = sum(prepared["counts"][split]["tokens"] for split in ("train", "val"))
+
+        def backend() -> HFCapture:
+            trust = run.config.target.trust_remote_code
+            return HFCapture(
+                run.target_path, run.wiring, capture.device, capture.compute_dtype, trust_remote_code=trust
+            )
+
+        with progress_bar("hidden states", tokens, "tokens") as advance:
+            shard_tokens = run.config.store.shard_tokens
+            done = extract(rows, backend, run.store, manifest, capture.batch_tokens, shard_tokens, advance)
+        console.print(
+            f"      captured {done.tokens:,} tokens of {done.records:,} records; {done.found_done:,} were there"
+        )
+        record.finish(records=done.records + done.found_done, tokens=tokens)
+    size = sum(path.stat().st_size for path in run.store.rglob("*.safetensors"))
+    return {"hidden states": f"{run.store} ({size_text(size)})"}
+
+
+def train_inputs(run: Run) -> dict[str, Any]:
+    """Everything that the trained weights depend on."""
+    warm = run.config.draft.warm_start
+    return {
+        "train": asdict(run.config.train),
+        "draft": asdict(run.config.draft),
+        "warm_start": sha256_file(Path(warm) / "model.safetensors") if warm else None,
+        "wiring": run.wiring.to_dict(),
+        "target": run.identity,
+        "content": prepared_manifest(run)["content"],
+    }
+
+
+def draft_vocab_file(run: Run) -> Path:
+    """Build the draft vocabulary from the supervised tokens, once per counts and sizes."""
+    path = run.run_dir / "train" / "draft_vocab.safetensors"
+    counts = torch.from_numpy(count_supervised(load_prepared(run.prepared, "train"), run.config.target.vocab_size))
+    key = vocab_key(counts, run.config.draft.vocab_size)
+    if path.exists():
+        try:
+            load_vocab(path, key=key)
+            return path
+        except IntegrityError:
+            pass  # of other counts or sizes: built again below
+    vocab = build_draft_vocab(counts, run.config.draft.vocab_size)
+    save_vocab(path, vocab)
+    filled = f", {vocab.filled:,} ids filled up with tokens never seen" if vocab.filled else ""
+    console.print(f"      draft vocabulary: {vocab.size:,} tokens, {vocab.coverage:.2%} of supervised ones{filled}")
+    return path
+
+
+def train_stage(run: Run) -> dict[str, Any]:
+    """Hidden states -> trained draft, under DeepSpeed."""
+    folder = run.run_dir / "train"
+    record = StageRecord(folder / "stage.json", train_inputs(run))
+    if not skip(record):
+        check_store(run)
+        record.begin()
+        result = run_training(train_job(run, folder))
+        record.finish(steps=result.steps, val=result.val)
+    result = read_json(folder / "result.json")
+    return {"trained weights": result["weights"], "training metrics": result["metrics"]}
+
+
+def check_store(run: Run) -> None:
+    """Refuse a store that is missing, damaged or of another wiring, target or tokenizer, before anything starts."""
+    prepared = prepared_manifest(run)
+    Store.open(
+        run.store,
+        wiring=run.wiring,
+        target=run.identity,
+        tokenizer_hash=prepared["tokenizer_hash"],
+        template_hash=prepared["template_hash"],
+        accept_other_wiring=run.config.store.accept_other_wiring,
+    )
+
+
+def train_job(run: Run, folder: Path) -> TrainJob:
+    """The job that training processes are given."""
+    config, prepared, wiring = run.config, prepared_manifest(run), run.wiring.to_dict()
+    vocab = draft_vocab_file(run)
+    return TrainJob(
+        run_dir=str(folder),
+        train=config.train,
+        track=config.track,
+        wiring=wiring,
+        source="train.front.source:open_source",
+        source_args={
+            "prepared": str(run.prepared),
+            "store": str(run.store),
+            "target": str(run.target_path),
+            "wiring": wiring,
+            "identity": run.identity,
+            "tokenizer_hash": prepared["tokenizer_hash"],
+            "accept_other_wiring": config.store.accept_other_wiring,
+        },
+        model="train.parts:open_parts",
+        model_args={
+            "target": str(run.target_path),
+            "shape": target_shape(config, run.weights).to_dict(),
+            "vocab": str(vocab),
+            "draft": asdict(config.draft),
+            "teacher": run.wiring.teacher,
+            "seed": config.train.seed,
+        },
+        identity={name: value for name, value in train_inputs(run).items() if name not in ("train", "wiring")},
+        name=config.name,
+    )
+
+
+def export_stage(run: Run) -> dict[str, Any]:
+    """Trained weights -> the folder an engine serves, read back before it takes its name."""
+    from safetensors.torch import load_file
+
+    weights = Path(read_json(run.run_dir / "train" / "result.json", mend="run the train stage first")["weights"])
+    inputs = {"weights": sha256_file(weights), "export": asdict(run.config.export), "wiring": run.wiring.to_dict()}
+    record = StageRecord(run.run_dir / "export.json", inputs)
+    if not skip(record) or not run.served.exists():
+        record.begin()
+        shape: DraftShape = target_shape(run.config, run.weights)
+        draft = Eagle3Draft(shape)
+        with torch.no_grad():
+            draft.embed_tokens.weight.copy_(run.weights.embedding())
+        load_state(draft, load_file(weights), str(weights))
+        export = run.config.export
+        save_served(
+            run.served,
+            draft,
+            run.wiring,
+            target=run.identity,
+            convention_name=export.convention,
+            vocab=export_vocab(run, draft),
+            dtype=getattr(torch, export.dtype),
+            with_embedding=export.with_embedding,
+        )
+        record.finish()
+    return {"served draft": run.served}
+
+
+def export_vocab(run: Run, draft: Eagle3Draft) -> Any:
+    """The vocabulary record for the served folder: the built one, or a warm start's own."""
+    built = run.run_dir / "train" / "draft_vocab.safetensors"
+    if run.config.draft.warm_start or not built.exists():
+        return vocab_from_maps(draft.d2t, draft.t2d, str(built))
+    return load_vocab(built)
+
+
+def eval_stage(run: Run) -> dict[str, Any]:
+    """Served folder -> accept length, table, picture, report."""
+    from train.front.accept import measure_run
+
+    return measure_run(run)
