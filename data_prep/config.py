@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from eagle3.config import require
 
@@ -21,6 +22,7 @@ class DataConfig:
     tools: bool = True  # supervise assistant tool calls
     turns: str = "all"  # "all" assistant turns or the "last" one
     on_nothing_to_learn: str = "skip"  # "skip" (counted and named) or "refuse"
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # further chat template arguments
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""

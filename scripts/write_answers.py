@@ -33,7 +33,8 @@ def read_prompts(path: Path) -> list[dict]:
             prompt = json.loads(line)
         except ValueError as err:
             raise DataError("not a JSON line", where=where, why=str(err), mend="fix or remove the line") from None
-        good = isinstance(prompt, dict) and isinstance(prompt.get("id"), str) and isinstance(prompt.get("messages"), list)
+        prompt = prompt if isinstance(prompt, dict) else {}
+        good = isinstance(prompt.get("id"), str) and isinstance(prompt.get("messages"), list)
         if not good or not prompt["messages"] or prompt["messages"][-1].get("role") == "assistant":
             raise DataError("not a prompt", where=where, why="expected an id and messages that end with a user turn")
         if prompt["id"] in seen:

@@ -1,0 +1,236 @@
+"""Conversations -> prepared/: token ids and loss masks on disk, split into training and validation.
+
+prepared/train and prepared/val are HF datasets (`load_from_disk`) with the columns record_id (string), input_ids
+(list of int32, [T]), loss_mask (list of uint8, [T]) and source (string); prepared/manifest.json says how they came
+about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, Features, List, Value, disable_progress_bars, load_from_disk
+from datasets.arrow_writer import ArrowWriter
+
+from data_prep.config import DataConfig
+from data_prep.conversations import read_conversations
+from data_prep.render import NothingToLearnError, Rendered, Renderer
+from eagle3.atomic import fsync_dir, read_json, write_json
+from eagle3.errors import DataError, IntegrityError
+
+FEATURES = Features(
+    {
+        "record_id": Value("string"),
+        "input_ids": List(Value("int32")),
+        "loss_mask": List(Value("uint8")),
+        "source": Value("string"),
+    }
+)
+SPLITS = ("train", "val")
+NAMED_SKIPS = 1000  # skipped records that the manifest names one by one; all are counted
+MEND = "delete the folder and run the prepare stage again"
+
+
+def prepare(
+    cfg: DataConfig, tokenizer: Any, out: Path, advance: Callable[[int], None] | None = None
+) -> dict[str, Any]:
+    """Render all conversations of `cfg` and write them to the folder `out`, which appears whole or not at all.
+
+    The split is decided by a hash of the record's id and `cfg.seed`, so it stays when records are added; records whose
+    tokens and mask equal an earlier record's are skipped, so that no validation record is trained on.
+
+    Args:
+        cfg: what to read and how to render it.
+        tokenizer: the target's Hugging Face tokenizer.
+        out: folder to write; an older one there is replaced.
+        advance: called with 1 after each conversation.
+
+    Returns:
+        The manifest: tokenizer_hash, template_hash, counts, skipped, settings, seed, content (a hash per split).
+
+    Raises:
+        DataError: a source or record is bad, or nothing is left to train on; with `cfg.on_nothing_to_learn == "refuse"`
+            also a record without anything to learn (NothingToLearnError).
+    """
+    cfg.validate()
+    renderer = Renderer(
+        tokenizer, thinking=cfg.thinking, tools=cfg.tools, turns=cfg.turns, max_length=cfg.max_length,
+        template_kwargs=cfg.template_kwargs,
+    )  # fmt: skip
+    out = Path(out)
+    work = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        skipped, read = _render_all(cfg, renderer, work, advance)
+        sets = {split: Dataset.from_file(str(work / f"{split}.arrow")) for split in SPLITS}
+        sets = _never_empty(sets, cfg, skipped)
+        manifest = {
+            "tokenizer_hash": renderer.tokenizer_hash,
+            "template_hash": renderer.template_hash,
+            "counts": {**{s: _counts(sets[s]) for s in SPLITS}, "read": read, "skipped": len(skipped)},
+            "skipped": skipped[:NAMED_SKIPS],
+            "settings": asdict(cfg),
+            "seed": cfg.seed,
+            "content": {split: _content_hash(sets[split]) for split in SPLITS},
+        }
+        disable_progress_bars()
+        for split in SPLITS:
+            sets[split].save_to_disk(str(work / split))
+        del sets
+        for split in SPLITS:
+            (work / f"{split}.arrow").unlink()
+        write_json(work / "manifest.json", manifest)
+        _replace_folder(work, out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return manifest
+
+
+def in_validation(record_id: str, seed: int, fraction: float) -> bool:
+    """Whether a record is held out: its hash, read as a number in [0, 1), lies below `fraction`."""
+    return _place(record_id, seed) < fraction
+
+
+def load_prepared(path: Path, split: str) -> Dataset:
+    """Open one split that `prepare` wrote.
+
+    Raises:
+        IntegrityError: the folder is missing, was not written completely, or holds other columns.
+    """
+    path = Path(path)
+    read_json(path / "manifest.json", MEND)
+    try:
+        dataset = load_from_disk(str(path / split))
+    except Exception as err:
+        why = f"{type(err).__name__}: {err}"
+        raise IntegrityError("prepared data cannot be read", where=str(path / split), why=why, mend=MEND) from None
+    if not isinstance(dataset, Dataset) or dataset.features != FEATURES:
+        raise IntegrityError("prepared data has other columns", where=str(path / split), mend=MEND)
+    return dataset
+
+
+def count_supervised(dataset: Dataset, vocab_size: int) -> np.ndarray:
+    """How often each token is to be predicted: [vocab_size] int64 over the positions the loss supervises.
+
+    These are the masked-in positions from 2 on (the draft's first prediction is token 2).
+
+    Raises:
+        DataError: a token id lies outside the target's vocabulary.
+    """
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for row in dataset.with_format("numpy"):
+        ids = np.asarray(row["input_ids"])
+        if len(ids) and int(ids.max()) >= vocab_size:
+            raise DataError(
+                "token id outside the vocabulary", where=str(row["record_id"]),
+                why=f"id {int(ids.max())}, the target has {vocab_size} tokens", mend="use the target's own tokenizer",
+            )  # fmt: skip
+        learnt = ids[2:][np.asarray(row["loss_mask"])[2:].astype(bool)]
+        counts += np.bincount(learnt, minlength=vocab_size)
+    return counts
+
+
+def _place(record_id: str, seed: int) -> float:
+    digest = hashlib.sha256(f"{seed}:{record_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def _render_all(
+    cfg: DataConfig, renderer: Renderer, work: Path, advance: Callable[[int], None] | None
+) -> tuple[list[dict[str, str]], int]:
+    """Stream all records into work/train.arrow and work/val.arrow; return (skipped records, records read)."""
+    skipped: list[dict[str, str]] = []
+    seen: dict[bytes, str] = {}
+    read = 0
+    writers = {s: ArrowWriter(path=str(work / f"{s}.arrow"), features=FEATURES, writer_batch_size=256) for s in SPLITS}
+    try:
+        for conv in read_conversations(cfg.sources, cfg.split):
+            if cfg.max_samples and read - len(skipped) >= cfg.max_samples:
+                break
+            read += 1
+            try:
+                rendered = renderer.render(conv)
+            except NothingToLearnError as err:
+                if cfg.on_nothing_to_learn == "refuse":
+                    raise
+                skipped.append({"record": conv.record_id, "why": err.why})
+            else:
+                twin = seen.setdefault(_digest(rendered), conv.record_id)
+                if twin != conv.record_id:
+                    skipped.append({"record": conv.record_id, "why": f"same tokens as {twin}"})
+                else:
+                    split = SPLITS[in_validation(conv.record_id, cfg.seed, cfg.val_fraction)]
+                    writers[split].write(asdict(rendered) | {"source": conv.source})
+            if advance:
+                advance(1)
+    finally:
+        for writer in writers.values():
+            writer.finalize()
+            writer.close()
+    return skipped, read
+
+
+def _digest(rendered: Rendered) -> bytes:
+    ids = np.asarray(rendered.input_ids, dtype=np.int32).tobytes()
+    return hashlib.sha256(ids + bytes(rendered.loss_mask)).digest()
+
+
+def _never_empty(sets: dict[str, Dataset], cfg: DataConfig, skipped: list[dict[str, str]]) -> dict[str, Dataset]:
+    """Move one record where chance left a wanted split empty. Raises DataError when there are too few records."""
+    wanted = 1 + (cfg.val_fraction > 0)
+    total = sum(len(dataset) for dataset in sets.values())
+    if total < wanted:
+        why = f"{total} usable records, {len(skipped)} skipped"
+        if skipped:
+            why += f", the first ({skipped[0]['record']}) because: {skipped[0]['why']}"
+        raise DataError(
+            "not enough data to train on", where=", ".join(cfg.sources), why=why,
+            mend=f"give at least {wanted} records with answers to learn, or change data.max_length and data.turns",
+        )  # fmt: skip
+    for empty, other in (("val", "train"), ("train", "val")):
+        if len(sets[empty]) == 0 and (empty == "train" or cfg.val_fraction > 0):
+            places = [_place(record_id, cfg.seed) for record_id in sets[other]["record_id"]]
+            moved = places.index(min(places) if empty == "val" else max(places))
+            rest = [i for i in range(len(places)) if i != moved]
+            return {empty: sets[other].select([moved]), other: sets[other].select(rest)}
+    return sets
+
+
+def _counts(dataset: Dataset) -> dict[str, int]:
+    tokens = supervised = 0
+    for row in dataset.with_format("numpy"):
+        tokens += len(row["input_ids"])
+        supervised += int(np.asarray(row["loss_mask"])[2:].astype(bool).sum())
+    return {"records": len(dataset), "tokens": tokens, "supervised_tokens": supervised}
+
+
+def _content_hash(dataset: Dataset) -> str:
+    digest = hashlib.sha256()
+    for row in dataset:
+        ids = np.asarray(row["input_ids"], dtype=np.int32).tobytes()
+        digest.update(row["record_id"].encode() + b"\0" + ids + bytes(row["loss_mask"]))
+    return digest.hexdigest()
+
+
+def _replace_folder(work: Path, out: Path) -> None:
+    """Put the finished folder in place; a reader finds the old one, none, or the new one."""
+    for folder, _, files in os.walk(work):
+        for name in files:
+            fd = os.open(os.path.join(folder, name), os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+        fsync_dir(Path(folder))
+    old = out.with_name(f".{out.name}.{os.getpid()}.old.tmp")
+    if out.exists():
+        os.replace(out, old)
+    os.replace(work, out)
+    fsync_dir(out.parent)
+    shutil.rmtree(old, ignore_errors=True)
