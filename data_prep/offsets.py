@@ -45,7 +45,7 @@ def spell(tokenizer: Any, ids: list[int], text: str, where: str) -> list[tuple[i
         raise DataError(
             "tokens cannot be placed in the text",
             where=where,
-            why=f"{type(tokenizer).__name__} has no offsets and its tokens stop spelling the text at character {cursor}",
+            why=f"{type(tokenizer).__name__} has no offsets and its tokens leave the text at character {cursor}",
             mend="use the fast tokenizer of this model",
         )
     return spans
