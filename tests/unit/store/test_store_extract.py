@@ -20,6 +20,14 @@ from data_prep.store import Store, StoreManifest
 from eagle3.errors import DataError, RedraftError
 
 RECORDS = 60
+PRELOAD = [
+    "data_prep.extract",
+    "data_prep.capture.hf",
+    "datasets",
+    "accelerate",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+]
 
 
 def rows(count: int = RECORDS) -> dict[str, list[Any]]:
@@ -51,7 +59,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 def start(world: tuple[Path, Path, Path], store: Path, pause: float, *ranks: int) -> BaseProcess:
     """A process of its own, forked from a server that has done the slow imports and nothing else."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["data_prep.extract", "data_prep.capture.hf", "datasets", "transformers"])
+    context.set_forkserver_preload(PRELOAD)
     child = context.Process(target=extracting_child.run, args=(*world[:2], store, pause, *ranks))
     child.start()
     return child
