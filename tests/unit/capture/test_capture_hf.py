@@ -236,7 +236,7 @@ def test_states_that_are_not_finite_are_refused() -> None:
     )
     model = transformers.LlamaForCausalLM(config).eval()
     model.model.embed_tokens.weight.data[40] = float("nan")
-    with pytest.raises(RedraftError, match="not finite.*record r0"):
+    with pytest.raises(RedraftError, match=r"not finite.*record r0"):
         HFCapture.from_model(model, wiring(2)).run(batch())
 
 
