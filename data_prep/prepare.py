@@ -38,9 +38,7 @@ NAMED_SKIPS = 1000  # skipped records that the manifest names one by one; all ar
 MEND = "delete the folder and run the prepare stage again"
 
 
-def prepare(
-    cfg: DataConfig, tokenizer: Any, out: Path, advance: Callable[[int], None] | None = None
-) -> dict[str, Any]:
+def prepare(cfg: DataConfig, tokenizer: Any, out: Path, advance: Callable[[int], None] | None = None) -> dict[str, Any]:
     """Render all conversations of `cfg` and write them to the folder `out`, which appears whole or not at all.
 
     The split is decided by a hash of the record's id and `cfg.seed`, so it stays when records are added; records whose
@@ -65,7 +63,7 @@ def prepare(
         template_kwargs=cfg.template_kwargs,
     )  # fmt: skip
     out = Path(out)
-    work = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    work = out.with_name(f".{out.name}.tmp")  # one name, so that a rerun clears what a killed run left
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
@@ -83,7 +81,8 @@ def prepare(
         }
         disable_progress_bars()
         for split in SPLITS:
-            sets[split].save_to_disk(str(work / split))
+            # an empty set needs its one shard asked for, else the folder cannot be read again
+            sets[split].save_to_disk(str(work / split), num_shards=None if len(sets[split]) else 1)
         del sets
         for split in SPLITS:
             (work / f"{split}.arrow").unlink()
@@ -228,7 +227,8 @@ def _replace_folder(work: Path, out: Path) -> None:
             os.fsync(fd)
             os.close(fd)
         fsync_dir(Path(folder))
-    old = out.with_name(f".{out.name}.{os.getpid()}.old.tmp")
+    old = out.with_name(f".{out.name}.old.tmp")
+    shutil.rmtree(old, ignore_errors=True)
     if out.exists():
         os.replace(out, old)
     os.replace(work, out)

@@ -56,6 +56,8 @@ class _Turn:
 class Renderer:
     """Renders conversations with one tokenizer's chat template.
 
+    An assistant turn before the first user turn answers nothing that a server could be asked: it is context only.
+
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template, fast or slow.
         thinking: learn the reasoning that a message itself holds; else it stays as context only.
@@ -106,7 +108,11 @@ class Renderer:
         if last is None:
             raise NothingToLearnError("nothing to learn", where=where, why="no assistant turn")
         messages = conv.messages[: last + 1]
-        wanted = [i for i in self._wanted(messages) if not (messages[i].get("tool_calls") and not self.tools)]
+        asked = next((i for i, message in enumerate(messages) if message["role"] in ("user", "tool")), last)
+        answers = [i for i in self._wanted(messages) if i > asked]
+        if not answers:
+            raise NothingToLearnError("nothing to learn", where=where, why="the assistant answers no user turn")
+        wanted = [i for i in answers if self.tools or not messages[i].get("tool_calls")]
         if not wanted:
             raise NothingToLearnError("nothing to learn", where=where, why="all its turns are tool calls")
         text, turns = self._find_turns(messages, wanted, conv.tools, where)
@@ -126,8 +132,6 @@ class Renderer:
     # --- text ---------------------------------------------------------------------------------------------------
 
     def _text(self, messages: list[dict], tools: list | None, where: str, *, prompt: bool) -> str:
-        if not messages and not prompt:
-            return ""
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=prompt, **self.template_kwargs
@@ -168,7 +172,8 @@ class Renderer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         variables = {**self.tokenizer.special_tokens_map, **self.template_kwargs}
-        rendered, indices = render_jinja_template(
+        render: Any = render_jinja_template  # its annotated return type is not what it returns
+        rendered, indices = render(
             [messages], tools=tools, chat_template=template, return_assistant_tokens_mask=True, **variables
         )
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]

@@ -82,12 +82,12 @@ class Answerer:
         if not (target / "config.json").is_file():
             raise DataError("target folder not found", where=str(target), mend="make it with scripts/make_target.py")
         self.torch = torch
-        self.tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(target, local_files_only=True)
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, local_files_only=True)
-        self.model = self.model.to(device).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, local_files_only=True)
+        self.model: Any = model.to(torch.device(device)).eval()
         self.max_new_tokens = max_new_tokens
         stop = self.model.generation_config.eos_token_id
         listed = stop if isinstance(stop, list) else [stop]
