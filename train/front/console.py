@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -27,13 +29,16 @@ class RateColumn(ProgressColumn):
 
 @contextlib.contextmanager
 def progress_bar(label: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show a bar while the block runs; yields `advance(n)`.
+    """Show progress while the block runs; yields `advance(n)`. In a log file it is a line now and then.
 
     Args:
         label: what is being done.
         total: units in all, or None when unknown.
         unit: what is counted ("tokens", "records").
     """
+    if not console.is_terminal:
+        yield LoggedProgress(label, total, unit).advance
+        return
     columns = (
         TextColumn("      {task.description}"),
         BarColumn(bar_width=24),
@@ -44,6 +49,30 @@ def progress_bar(label: str, total: int | None, unit: str) -> Iterator[Callable[
     with Progress(*columns, console=console, refresh_per_second=2) as progress:
         task = progress.add_task(label, total=total)
         yield lambda n: progress.advance(task, n)
+
+
+class LoggedProgress:
+    """Progress for output that is no terminal: one line every `EVERY` seconds, and one at the end."""
+
+    EVERY = 20.0
+
+    def __init__(self, label: str, total: int | None, unit: str) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.done = 0
+        self.started = self.told = time.monotonic()
+
+    def advance(self, count: int) -> None:
+        """Count `count` more units."""
+        self.done += count
+        now = time.monotonic()
+        if self.done == self.total or now - self.told >= self.EVERY:
+            self.told = now
+            rate = self.done / max(now - self.started, 1e-9)
+            line = f"      {self.label}: {self.done:,}"
+            if self.total:
+                left = timedelta(seconds=round((self.total - self.done) / rate)) if rate else "?"
+                line += f" of {self.total:,} {self.unit}, {rate:,.0f}/s, {left} left"
+            console.print(line, soft_wrap=True)
 
 
 def size_text(count: float) -> str:
