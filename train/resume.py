@@ -48,30 +48,31 @@ class Checkpoint:
         return ""
 
 
-def _marked(root: Path) -> list[Checkpoint]:
-    """Checkpoints with a marker, newest first."""
-    found = []
-    for folder in sorted(Path(root).glob(f"{PREFIX}*"), reverse=True):
-        if (folder / MARKER).is_file():
-            try:
-                found.append(Checkpoint(folder, read_json(folder / MARKER)))
-            except IntegrityError:
-                continue
-    return found
+def _folders(root: Path) -> list[Path]:
+    """Checkpoint folders, whole or not, newest first."""
+    return sorted(Path(root).glob(f"{PREFIX}*"), reverse=True)
+
+
+def _open(folder: Path) -> tuple[Checkpoint | None, str]:
+    """The checkpoint in `folder`, if it is whole, else why it does not count."""
+    if not (folder / MARKER).is_file():
+        return None, "it was not written to its end"
+    try:
+        checkpoint = Checkpoint(folder, read_json(folder / MARKER))
+    except IntegrityError as err:
+        return None, f"{MARKER} is damaged: {err.why}"
+    damage = checkpoint.damage()
+    return (None, damage) if damage else (checkpoint, "")
 
 
 def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and a line on each one passed over."""
-    notes = [
-        f"passed over {folder}: it was not written to its end"
-        for folder in sorted(Path(root).glob(f"{PREFIX}*"), reverse=True)
-        if not (folder / MARKER).is_file()
-    ]
-    for checkpoint in _marked(root):
-        damage = checkpoint.damage()
-        if not damage:
+    """The newest checkpoint that is whole, and a line on each one passed over on the way to it."""
+    notes: list[str] = []
+    for folder in _folders(root):
+        checkpoint, reason = _open(folder)
+        if checkpoint is not None:
             return checkpoint, notes
-        notes.append(f"passed over {checkpoint.folder}: {damage}")
+        notes.append(f"passed over {folder}: {reason}")
     return None, notes
 
 
@@ -123,7 +124,7 @@ def save_checkpoint(
     if world.first:
         write_json(folder / MARKER, {"step": step, "identity": identity, "processes": world.size, "files": files})
         fsync_dir(Path(root))
-        _drop_old(root, keep)
+        _drop_old(root, folder, keep)
     world.barrier()
 
 
@@ -140,12 +141,11 @@ def _describe_files(folder: Path, world: World) -> dict[str, dict[str, Any]]:
     return {name: entry for part in parts for name, entry in sorted(part.items())}
 
 
-def _drop_old(root: Path, keep: int) -> None:
-    """Delete whole checkpoints beyond the newest `keep`, and interrupted ones older than the newest."""
-    marked = _marked(root)
-    kept = {checkpoint.folder for checkpoint in marked[:keep]}
-    for folder in Path(root).glob(f"{PREFIX}*"):
-        if folder not in kept:
+def _drop_old(root: Path, newest: Path, keep: int) -> None:
+    """Keep `newest` and the `keep - 1` marked ones before it; whatever else is there was passed over or is too old."""
+    marked = [folder for folder in _folders(root) if folder.name <= newest.name and (folder / MARKER).is_file()]
+    for folder in _folders(root):
+        if folder not in marked[:keep]:
             (folder / MARKER).unlink(missing_ok=True)  # first: a half-deleted folder must not count
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -80,7 +80,8 @@ def import_deepspeed() -> ModuleType:
 
     On a CPU, joining a process group makes DeepSpeed compile `deepspeed_shm_comm` with g++ (minutes, once a
     machine). That operator serves one call only, `inference_all_reduce`, which training never makes, and DeepSpeed
-    falls back to gloo when its table of compatible operators says no; so say no there.
+    falls back to gloo when its table of compatible operators says no. The table is made on first use, by trial
+    compilations; an empty one put there first says no to all operators, and training on a CPU needs none.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -90,7 +91,7 @@ def import_deepspeed() -> ModuleType:
     deepspeed.utils.logger.setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")  # DeepSpeed's calls
     if not torch.cuda.is_available():
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return deepspeed
 
 

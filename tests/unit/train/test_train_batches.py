@@ -1,0 +1,107 @@
+"""The order of the data, its split over processes, packing and reading ahead."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle3.errors import ConfigError, DataError
+from train.batches import Ahead, StepPlan, pack
+from train.config import TrainConfig
+
+
+def plan(samples: int, batch: int, micro: int, world: int = 1, rank: int = 0, **more: int) -> StepPlan:
+    return StepPlan(samples, TrainConfig(global_batch_size=batch, micro_batch_size=micro, **more), world, rank)
+
+
+@settings(deadline=None)
+@given(
+    samples=st.integers(1, 40),
+    share=st.integers(1, 6),
+    world=st.integers(1, 4),
+    micro=st.integers(1, 8),
+    step=st.integers(0, 9),
+)
+def test_processes_share_one_batch_whatever_their_number(
+    samples: int, share: int, world: int, micro: int, step: int
+) -> None:
+    batch = share * world
+    plans = [plan(samples, batch, micro, world, rank) for rank in range(world)]
+    groups = [p.micro_batches(step) for p in plans]
+    assert {len(g) for g in groups} == {plans[0].accumulation}
+    assert {len(m) for g in groups for m in g} == {plans[0].micro} and plans[0].micro <= micro
+    interleaved = [i for m in range(plans[0].accumulation) for rank in range(world) for i in groups[rank][m]]
+    assert interleaved == plan(samples, batch, micro).global_batch(step)
+
+
+@settings(deadline=None)
+@given(samples=st.integers(1, 30), batch=st.integers(1, 9), epochs=st.integers(1, 3))
+def test_every_epoch_holds_every_conversation_once_in_another_order(samples: int, batch: int, epochs: int) -> None:
+    p = plan(samples, batch, 4, epochs=epochs)
+    stream = [i for step in range(3 * samples) for i in p.global_batch(step)]
+    for epoch in range(3):
+        assert sorted(stream[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
+    assert p.total_steps == max(1, samples * epochs // batch)
+
+
+def test_order_depends_on_seed_and_epoch_and_on_nothing_before() -> None:
+    first = plan(50, 50, 8)
+    assert first.global_batch(1) == plan(50, 50, 8).global_batch(1)  # asked for cold, as after a resume
+    assert first.global_batch(0) != first.global_batch(1)
+    assert first.global_batch(0) != plan(50, 50, 8, seed=1).global_batch(0)
+    assert plan(50, 10, 8, max_steps=7).total_steps == 7
+
+
+def test_refuses_what_cannot_be_split() -> None:
+    with pytest.raises(ConfigError, match=r"train\.global_batch_size.*8 conversations over 3 processes"):
+        plan(10, 8, 2, world=3)
+    with pytest.raises(ConfigError, match="training split is empty"):
+        plan(0, 8, 2)
+
+
+def sample(rows: int, name: str = "r") -> SimpleNamespace:
+    base = torch.arange(rows)
+    return SimpleNamespace(
+        record_id=name,
+        features=base[:, None].float().repeat(1, 6),
+        token_ids=base,
+        teacher=base[:, None].float().repeat(1, 2),
+        loss_mask=base > 0,
+    )
+
+
+def test_packs_end_to_end_without_padding() -> None:
+    batch = pack([sample(3), sample(2)])
+    assert batch.doc_lengths == [3, 2]
+    assert batch.token_ids.tolist() == [0, 1, 2, 0, 1]
+    assert batch.loss_mask.tolist() == [False, True, True, False, True]
+    assert batch.features.shape == (5, 6)
+    with pytest.raises(DataError, match="record empty"):
+        pack([sample(3), sample(0, "empty")])
+
+
+def test_reads_one_ahead_in_a_thread_and_raises_when_asked() -> None:
+    made: list[tuple[int, str]] = []
+    next_made = threading.Event()
+
+    def make(index: int) -> int:
+        made.append((index, threading.current_thread().name))
+        if index == 4:
+            next_made.set()
+        if index == 5:
+            raise DataError("broken record", where="record 5")
+        return index * index
+
+    ahead = Ahead(make, stop=6)
+    assert ahead.get(3) == 9
+    assert next_made.wait(10)  # made although not asked for
+    assert ahead.get(4) == 16
+    assert [index for index, _ in made][:2] == [3, 4] and all(name != "MainThread" for _, name in made)
+    with pytest.raises(DataError, match="record 5"):
+        ahead.get(5)
+    ahead.close()
