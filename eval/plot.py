@@ -48,7 +48,7 @@ LABELS: dict[str, dict[str, Any]] = {
 def _bars(
     axes: Any, series: Sequence[Series], values: list[list[float]], names: list[str], digits: int, where: str
 ) -> list[Any]:
-    """Grouped bars, a group a name, their numbers `inside` or `above`; returns the bar containers in the order of `series`."""
+    """Grouped bars, a group a name, their numbers `inside` or `above`; returns one container a series."""
     width = 0.8 / len(series)
     out = []
     for place, (one, row) in enumerate(zip(series, values, strict=True)):

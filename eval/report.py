@@ -77,7 +77,10 @@ def verdict(series: Series, named: bool) -> str:
     line = f"{who} {overall.tau:.2f} tokens per verify step, of at most {result.ceiling}"
     if overall.speedup is not None:
         line += f", and decodes at {overall.speedup:.2f} times the speed of the target alone"
-    return line + "."
+    line += "."
+    if result.predicted_tau is not None and not series.served.differences:
+        line += f" Validation data promised {result.predicted_tau:.2f} tokens."
+    return line
 
 
 def _by_set(series: Sequence[Series]) -> list[dict[str, Any]]:

@@ -47,14 +47,14 @@ def _entry(site: Site, bottom: float, step: float) -> float:
 
 def _column(layers: int, bottom: float, step: float, teacher: str) -> list[str]:
     """The layers, the embeddings under them and the teacher above."""
-    middle = (LEFT + RIGHT) / 2
+    middle, below = (LEFT + RIGHT) / 2, bottom + 22
     name = escape(teacher.replace("_", " "))
     parts = [
         f'<text class="muted" x="{LEFT - 12}" y="16" text-anchor="end">trained on</text>',
         f'<text class="muted" x="{RIGHT + 12}" y="16">served</text>',
         f'<text x="{middle}" y="{TOP - 24}" text-anchor="middle">{name}, after layer {layers - 1}: teacher</text>',
         f'<path class="teach" d="M{middle} {TOP - 2} V{TOP - 18}"/>',
-        f'<text class="muted" x="{middle}" y="{bottom + 22}" text-anchor="middle">token embeddings, into layer 0</text>',
+        f'<text class="muted" x="{middle}" y="{below}" text-anchor="middle">token embeddings, into layer 0</text>',
         f'<path class="teach" d="M{middle} {bottom + 10} V{bottom + 2}"/>',
     ]
     box = f'x="{LEFT}" width="{RIGHT - LEFT}" height="{step - 1.5:.1f}" rx="1.5"'

@@ -9,8 +9,12 @@ import torch
 from eval_models import ToldDraft, fill, make_shape, make_target, make_wiring
 from transformers import LlamaForCausalLM
 
+from eagle3.conventions import explain
 from eagle3.draft import Eagle3Draft
 from eagle3.wiring import Wiring
+from eval.accept import engine_ids, environment, native_wiring
+from eval.engines.base import Generation, chain_counts
+from eval.results import AcceptResult, Baseline, Served, SetResult, prompt_result, summarize
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +46,39 @@ def told() -> Callable[..., ToldDraft]:
         return draft  # type: ignore[return-value]
 
     return make
+
+
+@pytest.fixture
+def accept_result() -> AcceptResult:
+    """Results as `measure` makes them, of invented counts: served as trained, and by the engine's default."""
+    trained = make_wiring(0, 4, 2)
+    served = []
+    for mode, wiring, kept in (("matched", trained, [2, 1, 2, 0]), ("native", native_wiring(trained), [0, 1, 0, 0])):
+        sets = []
+        for name in ("chat", "list"):
+            rows = [prompt_result(f"p{i}", _invented(kept), Baseline(8, 2.0, True), f"text {i} <&>") for i in range(2)]
+            sets.append(SetResult(summarize(name, rows), f"key {name}", rows))
+        overall = summarize("all", [row for one in sets for row in one.prompts])
+        served.append(Served(mode, wiring.to_dict(), explain(trained, wiring), sets, overall))
+    return AcceptResult(
+        title="tiny",
+        engine="local",
+        num_steps=2,
+        temperature=0.0,
+        max_new_tokens=12,
+        seed=0,
+        trained=trained.to_dict(),
+        engine_ids=engine_ids(trained),
+        predicted_acceptance=[0.6, 0.4],
+        served=served,
+        commands=["python train/run.py conf=x a='<b>'"],
+        environment=environment(),
+        target="tiny target",
+    )
+
+
+def _invented(kept: list[int]) -> Generation:
+    histogram = [kept.count(c) for c in range(3)]
+    tried, right = chain_counts(histogram)
+    tokens = list(range(1 + sum(kept) + len(kept)))
+    return Generation(tokens, len(kept), sum(kept), 2 * len(kept), histogram, tried, right, 2.0, 0.5, 0.2)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eagle3.draft import DraftShape, Eagle3Draft
 from eagle3.wiring import Site, Wiring
@@ -71,3 +74,20 @@ class ToldDraft(Eagle3Draft):
         token = self.text[self._place] if self._place < len(self.text) else 0
         token = (token + 1) % vocab if self._place in self.wrong else token
         return torch.nn.functional.one_hot(torch.tensor([token]), vocab).double()
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no systems here') }}{% endif %}"
+    "<{{ m.role }}> {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if thinking is defined and thinking %} <think>{% endif %}{% endif %}"
+)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Seven words, one token each, under a chat template: the vocabulary of `make_target(7)`."""
+    words = ["<user>", "<assistant>", "<think>", "a", "b", "c", "d"]
+    core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="d"))
+    core.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
