@@ -1,0 +1,75 @@
+"""The model factory: what comes from the target, what from the draft's own start."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from eagle3.config import DraftConfig
+from eagle3.draft import DraftShape
+from eagle3.errors import RedraftError
+from eagle3.vocab import build_draft_vocab, save_vocab
+from train.model import Trainee
+from train.parts import open_parts
+
+H, V, VD = 8, 20, 6
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> dict[str, Any]:
+    """Arguments for a target folder that holds the three tensors the draft needs."""
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": H, "vocab_size": V}
+    config |= {"num_hidden_layers": 6, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = {"model.embed_tokens.weight": torch.randn(V, H), "lm_head.weight": torch.randn(V, H)}
+    save_file({**tensors, "model.norm.weight": torch.rand(H)}, tmp_path / "model.safetensors")
+    save_vocab(tmp_path / "vocab.safetensors", build_draft_vocab(torch.arange(V), VD))
+    rope = {"rope_theta": 1e4, "rope_scaling": None}
+    shape = DraftShape(H, 12, 2, 1, 4, V, VD, 3, 1e-5, rope, 64)
+    return {
+        "target": str(tmp_path),
+        "shape": shape.to_dict(),
+        "vocab": str(tmp_path / "vocab.safetensors"),
+        "draft": asdict(DraftConfig(vocab_size=VD)),
+        "teacher": "final",
+        "seed": 0,
+    }
+
+
+def test_draft_and_teacher_come_from_the_target(arguments: dict[str, Any]) -> None:
+    arguments = json.loads(json.dumps(arguments))  # as a worker process gets them
+    parts = open_parts(**arguments)
+    chosen = parts.draft.to_target_ids(torch.arange(VD))
+    assert chosen.tolist() == list(range(V - VD, V))  # the most counted
+    assert torch.equal(parts.draft.lm_head.weight, parts.teacher.head[chosen])
+    assert parts.teacher.eps == 1e-5 and not parts.teacher.normed
+    assert open_parts(**{**arguments, "teacher": "final_normed"}).teacher.normed
+    again, other = open_parts(**arguments), open_parts(**{**arguments, "seed": 1})
+    assert torch.equal(parts.draft.fc.weight, again.draft.fc.weight)
+    assert not torch.equal(parts.draft.fc.weight, other.draft.fc.weight)
+
+
+def test_another_vocabulary_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(RedraftError, match="vocabulary"):
+        open_parts(**{**arguments, "shape": {**arguments["shape"], "draft_vocab_size": VD + 1}})
+
+
+def test_trainee_trains_all_but_the_embedding(arguments: dict[str, Any]) -> None:
+    trainee = Trainee(open_parts(**arguments), torch.device("cpu"), torch.float32, 16)
+    names = {name for name, _ in trainee.named_parameters()}
+    assert "draft.fc.weight" in names and "draft.lm_head.weight" in names
+    assert not any("embed" in name or "teacher" in name for name in names | set(trainee.state_dict()))
+    n = 5
+    mask = torch.tensor([False, True, True, True, False])
+    weights = torch.ones(2, dtype=torch.float64)
+    inputs = torch.randn(n, 3 * H), torch.arange(n), torch.randn(n, H), mask, [n], weights
+    loss, stats = trainee(*inputs)
+    loss.backward()
+    assert stats[1].tolist() == [3, 3] and not stats.requires_grad
+    assert [name for name, p in trainee.named_parameters() if p.grad is None] == []
