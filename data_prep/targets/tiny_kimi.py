@@ -26,7 +26,7 @@ from eagle3.atomic import sha256_file
 
 ACTIVE = (0, 2, 9, 16, 23, 30, 37, 44, 51, 58)  # layers trained first
 LAYERS = 61
-STEPS = 240  # optimizer steps of the ten-layer phase
+STEPS = 400  # optimizer steps of the ten-layer phase
 VOCAB = 1024
 POSITIONS = 8192
 ROPE: dict[str, Any] = {
@@ -59,7 +59,7 @@ def make_tiny_kimi(
 
     Args:
         path: the folder: config.json, safetensors, tokenizer, chat template, `training.json` with the losses.
-        steps: optimizer steps of the ten-layer phase; the full depth gets one for every 24 of them.
+        steps: optimizer steps of the ten-layer phase; the full depth gets a fortieth of them.
         seed: of initialization and of the order of text.
         advance: called with 1 after each step.
 
@@ -79,7 +79,7 @@ def make_tiny_kimi(
         _train(shallow, _batches(stream, seed), steps, 4e-3, advance)
         model = _new_model(LAYERS)
         _spread(shallow, model)
-        _train(model, _batches(stream, seed + 1), steps // 24, 5e-4, advance)
+        _train(model, _batches(stream, seed + 1), steps // 40, 5e-4, advance)
     _round_to_bf16(model)
     with building(path, wanted) as tmp:
         model.save_pretrained(tmp)
@@ -123,7 +123,7 @@ def _new_model(layers: int) -> Any:
         v_head_dim=32,
         max_position_embeddings=POSITIONS,
         num_mtp_layers=0,
-        initializer_range=0.06,
+        initializer_range=0.12,
         bos_token_id=0,
         eos_token_id=3,
         pad_token_id=2,
@@ -140,7 +140,7 @@ def _new_model(layers: int) -> Any:
             if name.endswith(("o_proj.weight", "down_proj", "down_proj.weight")):
                 weight.mul_(1.0 / math.sqrt(2 * len(ACTIVE)))
             if name.endswith("gate.weight"):
-                weight.normal_(0.0, 0.06)
+                weight.normal_(0.0, 0.12)
     return model
 
 

@@ -56,3 +56,13 @@ def test_template_thinking_history_and_tools(tokenizer: Any) -> None:
     assert section + '{"a": 1}<|tool_call_end|><|tool_calls_section_end|><|im_end|>' in whole
     assert whole.endswith("<|im_system|>tool<|im_middle|>## Return of functions.f:0\n42<|im_end|>")
     assert render(CHAT[:1], tools=[{"x": 1}]).startswith("<|im_system|>tool_declare<|im_middle|>")
+
+
+def test_smollm2_tokenizer_keeps_each_digit_alone() -> None:
+    from data_prep.targets.smollm2 import split_digits
+
+    tokenizer = build_tokenizer(1024, 2048)
+    split_digits(tokenizer)
+    text = "in 2024, room 7"
+    assert [t for t in tokenizer.tokenize(text) if any(c.isdigit() for c in t)] == list("20247")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
