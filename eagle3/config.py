@@ -53,7 +53,8 @@ class DraftConfig:
     num_key_value_heads: int = 0
     head_dim: int = 0
     init_lm_head: str = "target"  # "target": start the draft head from the target's rows; "random"
-    init_fc: str = "random"  # "random", or "last": start as a copy of the last aux site's state
+    init_norm_scale: float = 1.0  # factor on the copied norm; below 1, the first guesses are less sure
+    init_fc: str = "random"  # "random", or "last": the draft starts by passing the last aux site's state through
     warm_start: str | None = None  # served folder to start from; its d2t is kept
 
     def validate(self) -> None:
@@ -61,6 +62,7 @@ class DraftConfig:
         require(self.vocab_size > 0, "draft.vocab_size", self.vocab_size, "a positive integer")
         require(self.init_lm_head in ("target", "random"), "draft.init_lm_head", self.init_lm_head, "target or random")
         require(self.init_fc in ("last", "random"), "draft.init_fc", self.init_fc, "last or random")
+        require(self.init_norm_scale > 0, "draft.init_norm_scale", self.init_norm_scale, "a positive number")
         for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
             require(getattr(self, name) >= 0, f"draft.{name}", getattr(self, name), "0 or a positive integer")
 

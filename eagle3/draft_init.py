@@ -28,8 +28,9 @@ def fresh_draft(
     Args:
         shape: sizes.
         vocab: draft vocabulary of `shape.draft_vocab_size` out of `shape.vocab_size`.
-        config: `init_lm_head` "target" copies the target's head rows and final norm; `init_fc` "last" starts `fc`
-            as a copy of the last aux slot, so the first guess is what that layer would say.
+        config: `init_lm_head` "target" copies the target's head rows and its final norm times `init_norm_scale`;
+            `init_fc` "last" starts `fc` as a copy of the last aux slot and the layer's two outputs at zero, so that
+            the first hidden state is that slot's own.
         embedding: `[V, H]` the target's, copied and frozen.
         head: `[V, H]` the target's output matrix.
         final_norm: `[H]` the target's final norm.
@@ -53,10 +54,12 @@ def fresh_draft(
         draft.t2d.copy_(vocab.t2d)
         if config.init_lm_head == "target":
             draft.lm_head.weight.copy_(head[vocab.target_ids])
-            draft.norm.weight.copy_(final_norm)
+            draft.norm.weight.copy_(final_norm * config.init_norm_scale)
         if config.init_fc == "last":
             draft.fc.weight.zero_()
             draft.fc.weight[:, -shape.hidden_size :] = torch.eye(shape.hidden_size)
+            draft.midlayer.self_attn.o_proj.weight.zero_()
+            draft.midlayer.mlp.down_proj.weight.zero_()
     return draft
 
 

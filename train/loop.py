@@ -202,9 +202,7 @@ class Loop:
     def _save(self) -> None:
         if self.tracker is not None:
             self.tracker.log.sync()
-        save_checkpoint(
-            self.engine, self.checkpoints, self.done, self.identity, self.world, self.cfg.keep_checkpoints
-        )
+        save_checkpoint(self.engine, self.checkpoints, self.done, self.identity, self.world, self.cfg.keep_checkpoints)
 
     def _reuse_rows(self) -> None:
         """Take over the last step's rows from an earlier run that got as far, so that none is written twice."""

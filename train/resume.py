@@ -104,9 +104,7 @@ def check_same_job(checkpoint: Checkpoint, identity: dict[str, Any], world_size:
         )
 
 
-def save_checkpoint(
-    engine: Any, root: Path, step: int, identity: dict[str, Any], world: World, keep: int
-) -> None:
+def save_checkpoint(engine: Any, root: Path, step: int, identity: dict[str, Any], world: World, keep: int) -> None:
     """Write the whole training state after `step` steps and drop all but the newest `keep`.
 
     Every process must call it. Weights, optimizer and loss scale go through DeepSpeed; the learning rate and the

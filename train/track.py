@@ -29,7 +29,7 @@ def has_api_key() -> bool:
 
 
 def wandb_mode(setting: str) -> str:
-    """"online", "offline" or "disabled" for `track.wandb`; "auto" heeds WANDB_MODE, then whether there is a key.
+    """Mode for `track.wandb`, "online", "offline" or "disabled"; "auto" heeds WANDB_MODE, then whether there is a key.
 
     Raises:
         ConfigError: "online" without a key, which would make the tracker ask for one.

@@ -12,6 +12,7 @@ from typing import Any
 
 from datasets import disable_progress_bars
 from rich.table import Table
+from transformers.utils.logging import disable_progress_bar
 
 from eagle3.errors import RedraftError
 from train.front import stages
@@ -92,7 +93,8 @@ def run_pipeline(config: RedraftConfig) -> None:
     wanted = [name for name in STAGES if name in config.stages and name != "plan"]
     if not wanted:
         return
-    disable_progress_bars()
+    disable_progress_bars()  # the libraries' own; ours say which stage they belong to
+    disable_progress_bar()
     run_dir = make_run_dir(config.run_dir)
     with locked(run_dir):
         write_provenance(config, run_dir)
@@ -131,7 +133,8 @@ def heading(run: Run) -> None:
     wiring = run.wiring
     console.print(f"[bold]redraft[/] {run.config.name}: an EAGLE-3 draft for {run.config.target.name}")
     slots = " | ".join(site.words for site in wiring.aux)
-    console.print(f"  wiring   fc reads cat({slots}), {wiring.feature_width} wide; teacher: {wiring.teacher}")
+    console.print(f"  wiring   fc reads cat({slots}), {wiring.feature_width} wide")
+    console.print(f"  teacher  {wiring.teacher}")
     console.print(f"  folder   {run.run_dir}")
 
 

@@ -75,7 +75,7 @@ def report_prepared(manifest: dict[str, Any]) -> None:
     skipped = manifest["counts"]["skipped"]
     if skipped:
         first = manifest["skipped"][0]
-        console.print(f"      skipped {skipped}: first {first['record']} ({first['why']}); all in manifest.json")
+        console.print(f"      skipped {skipped}: first {first['record']} ({first['why']}); all are in manifest.json")
 
 
 def prepared_manifest(run: Run) -> dict[str, Any]:

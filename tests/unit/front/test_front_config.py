@@ -55,6 +55,7 @@ def test_wrong_input_is_one_line_that_names_the_field(argument: str, field: str,
 
 
 def test_configuration_fails_before_torch_is_imported() -> None:
-    code = "import sys; sys.argv = ['run.py', 'train.lrr=1']; import train.run as r; r.cli(); print('torch' in sys.modules)"
+    code = "import sys; sys.argv = ['run.py', 'train.lrr=1'];"
+    code += "import train.run as r; r.cli(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip().endswith("False"), done.stdout + done.stderr
