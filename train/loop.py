@@ -229,15 +229,15 @@ class Loop:
             seconds=seconds,
         )
         if self.world.first:
-            _write_weights(weights, state, self.done)
+            _write_weights(weights, state)
             write_json(self.folder / "result.json", dataclasses.asdict(result))
         self.world.barrier()
         return result
 
 
-def _write_weights(path: Path, state: dict[str, Tensor], step: int) -> None:
+def _write_weights(path: Path, state: dict[str, Tensor]) -> None:
     with replacing(path) as tmp:
-        save_file(state, tmp, metadata={"format": "pt", "step": str(step)})
+        save_file(state, tmp, metadata={"format": "pt"})
 
 
 def _seed(seed: int) -> None:

@@ -32,7 +32,8 @@ def sweep_suffix() -> str:
     job = HydraConfig.get()
     if job.mode is None or job.mode.name != "MULTIRUN":
         return ""
-    return "sweep/" + (job.job.override_dirname.replace("/", "_") or str(job.job.num))
+    swept = [override for override in job.overrides.task if override not in sys.argv]
+    return "sweep/" + (",".join(swept).replace("/", "_") or str(job.job.num))
 
 
 def apply_sweep(config: RedraftConfig) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from datasets import disable_progress_bars
 from rich.table import Table
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from eagle3.errors import RedraftError
 from train.front import stages
@@ -95,11 +95,13 @@ def run_pipeline(config: RedraftConfig) -> None:
         return
     disable_progress_bars()  # the libraries' own; ours say which stage they belong to
     disable_progress_bar()
+    set_verbosity_error()  # it warns of rotary keys that engines want and it does not read
     run_dir = make_run_dir(config.run_dir)
     with locked(run_dir):
         write_provenance(config, run_dir)
         run = Run.create(config, run_dir)
         heading(run)
+        _ = run.target_path  # every stage needs it: made or refused before the first one starts
         facts: dict[str, Any] = {}
         for number, name in enumerate(wanted, start=1):
             started = time.monotonic()
@@ -136,6 +138,9 @@ def heading(run: Run) -> None:
     console.print(f"  wiring   fc reads cat({slots}), {wiring.feature_width} wide")
     console.print(f"  teacher  {wiring.teacher}")
     console.print(f"  folder   {run.run_dir}")
+    target = Path(run.config.target.path)
+    making = "" if target.exists() or not run.config.target.maker else ", made now"
+    console.print(f"  target   {target}{making}")
 
 
 def summary(run: Run, facts: dict[str, Any]) -> None:
