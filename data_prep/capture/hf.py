@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from data_prep.capture.decoder import Decoder, find_decoder
-from data_prep.capture.load import choose_device, choose_dtype, load_target
 from data_prep.capture.sample import CapturedSample
 from eagle3.errors import DataError, RedraftError, WiringError
+from eagle3.hf_decoder import Decoder, find_decoder
+from eagle3.hf_model import choose_device, choose_dtype, load_target
 from eagle3.wiring import EMBEDDING, Wiring
 
 Record = tuple[str, Sequence[int] | torch.Tensor, Sequence[int] | torch.Tensor]  # id, input_ids [T], loss_mask [T]

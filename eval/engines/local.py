@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from eagle3.draft import DraftCache, Eagle3Draft
 from eagle3.errors import DataError
+from eagle3.hf_decoder import find_decoder
+from eagle3.hf_model import load_target
 from eagle3.wiring import Wiring
 from eval.engines.base import Generation
 from eval.engines.chain import Greedy, Judge, Sampled
-from eval.engines.target import TargetSession, check_served, decoder_layers, end_tokens, load_target
+from eval.engines.target import TargetSession, check_served, end_tokens
 
 
 class LocalEngine:
@@ -51,11 +53,11 @@ class LocalEngine:
         trust_remote_code: bool = False,
     ) -> None:
         if not isinstance(target, nn.Module):
-            target = load_target(target, device, dtype, trust_remote_code)
+            target = load_target(Path(target), str(device), dtype, trust_remote_code, with_head=True)
         check_served(wiring, draft.fc.in_features)
         self.wiring = wiring
         self.target = target
-        self.layers = decoder_layers(target, wiring.num_layers)
+        self.layers = find_decoder(target, wiring.num_layers).layers
         self.device = next(target.parameters()).device
         self.draft = draft.to(self.device).eval()
         self.end_ids = end_tokens(target)

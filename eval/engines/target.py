@@ -3,67 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
+from transformers import DynamicCache
 
-from eagle3.errors import RedraftError, WiringError
+from eagle3.errors import WiringError
 from eagle3.wiring import Site, Wiring
-
-
-def load_target(
-    path: Path | str, device: torch.device | str, dtype: torch.dtype, trust_remote_code: bool = False
-) -> nn.Module:
-    """Load a Hugging Face causal LM (safetensors folder, or a folder holding one GGUF) for inference.
-
-    Raises:
-        RedraftError: the folder is missing, or Transformers cannot load it.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        raise RedraftError("target folder not found", where=str(path), mend="set target.path to a Hugging Face folder")
-    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-    ggufs = sorted(path.glob("*.gguf"))
-    if len(ggufs) == 1 and not any(path.glob("*.safetensors")):
-        options["gguf_file"] = ggufs[0].name
-    try:
-        model: Any
-        try:
-            model = AutoModelForCausalLM.from_pretrained(path, **options)
-        except ValueError:  # a text model inside a multimodal wrapper has no causal-LM class of its own
-            model = AutoModelForImageTextToText.from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError, RuntimeError) as err:
-        raise RedraftError(
-            "the target cannot be loaded",
-            where=str(path),
-            why=str(err),
-            mend="check that the folder holds config.json and every weight file",
-        ) from None
-    return model.to(device).eval()
-
-
-def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
-    """The text model's decoder layers: the one list named `layers` that is `num_layers` long.
-
-    Raises:
-        WiringError: there is none, or more than one.
-    """
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and name.split(".")[-1] == "layers" and len(module) == num_layers
-    ]
-    if len(found) != 1:
-        raise WiringError(
-            "cannot find the target's decoder layers",
-            where=type(model).__name__,
-            why=f"{len(found)} lists named 'layers' hold {num_layers} modules",
-            mend="check wiring.num_layers against the target's config.json",
-        )
-    return found[0][1]
 
 
 def end_tokens(model: nn.Module) -> frozenset[int]:

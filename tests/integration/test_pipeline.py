@@ -13,11 +13,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = (
-    "data.max_samples=12 data.max_length=48 data.val_fraction=0.2 store.shard_tokens=100 capture.batch_tokens=48 "
-    "train.max_steps=6 train.global_batch_size=2 train.micro_batch_size=2 train.save_every=2 "
-    "eval.max_prompts=1 eval.max_new_tokens=6 track.wandb=disabled"
-).split()
+SMALL = [
+    "data.max_samples=12",
+    "data.max_length=48",
+    "data.val_fraction=0.2",
+    "store.shard_tokens=100",
+    "capture.batch_tokens=48",
+    "train.max_steps=6",
+    "train.global_batch_size=2",
+    "train.micro_batch_size=2",
+    "train.save_every=2",
+    "eval.max_prompts=1",
+    "eval.max_new_tokens=6",
+    "track.wandb=disabled",
+]
 
 
 def command(target: Path, *arguments: str) -> list[str]:

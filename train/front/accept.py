@@ -7,14 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_prep.capture.load import choose_device, choose_dtype
 from eagle3.atomic import read_json, sha256_file
 from eagle3.checkpoint import load_served
 from eagle3.errors import RedraftError
+from eagle3.hf_model import choose_device, choose_dtype, load_target
 from eagle3.wiring import Wiring
 from eval.accept import count_generations, measure
 from eval.engines.local import LocalEngine
-from eval.engines.target import load_target
 from eval.prompts import read_prompt_sets
 from eval.report import write_report
 from train.front.console import console, progress_bar
@@ -53,7 +52,7 @@ def measure_run(run: Run) -> dict[str, Any]:
     prompt_sets = read_prompt_sets(cfg.prompt_sets, cfg.max_prompts)
     device = choose_device(run.config.capture.device)
     dtype = choose_dtype(run.config.capture.compute_dtype, device)
-    target = load_target(run.target_path, device, dtype, run.config.target.trust_remote_code)
+    target = load_target(run.target_path, device, dtype, run.config.target.trust_remote_code, with_head=True)
 
     def engine(wiring: Wiring) -> LocalEngine:
         return LocalEngine(target, draft, wiring)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from data_prep.capture.hf import HFCapture
-from data_prep.capture.load import choose_device, choose_dtype
 from data_prep.extract import extract
 from data_prep.prepare import count_supervised, load_prepared, prepare
 from data_prep.store import Store, StoreManifest
@@ -17,6 +16,7 @@ from eagle3.atomic import read_json, sha256_file
 from eagle3.checkpoint import load_state, save_served
 from eagle3.draft import DraftShape, Eagle3Draft
 from eagle3.errors import IntegrityError
+from eagle3.hf_model import choose_device, choose_dtype
 from eagle3.vocab import build_draft_vocab, load_vocab, save_vocab, vocab_from_maps, vocab_key
 from train.front.console import console, progress_bar, size_text
 from train.front.context import Run

@@ -8,9 +8,9 @@ from eval_models import make_target, make_wiring
 
 from eagle3.draft import DraftCache
 from eagle3.errors import DataError, RedraftError, WiringError
+from eagle3.hf_model import load_target
 from eagle3.wiring import Wiring
 from eval.engines.local import LocalEngine
-from eval.engines.target import load_target
 
 PROMPTS = [[1, 2, 3, 4, 5], [6], [0, 0, 3, 1, 4, 1, 5, 2, 6, 5, 3, 5]]
 
@@ -161,7 +161,7 @@ def test_a_served_folder_target_loads(tmp_path, target, draft, wiring) -> None:
 def test_refusals_are_one_line(tmp_path, target, draft, wiring) -> None:
     with pytest.raises(WiringError, match="4 sites of width 16 make 64; fc takes 48"):
         LocalEngine(target, draft, make_wiring(0, 1, 2, 3))
-    with pytest.raises(WiringError, match="cannot find the target's decoder layers"):
+    with pytest.raises(WiringError, match="another number of decoder layers"):
         LocalEngine(target, draft, Wiring(wiring.aux, "final", "llama", 9, 16))
     engine = LocalEngine(target, draft, wiring)
     with pytest.raises(DataError, match="does not fit"):

@@ -1,4 +1,4 @@
-"""Load a target for capture, and refuse one that is not whole."""
+"""Load a target as a Hugging Face model, and refuse one that is not whole."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ def choose_dtype(compute_dtype: str, device: str) -> torch.dtype:
     return getattr(torch, compute_dtype)
 
 
-def load_target(path: Path, device: str, dtype: torch.dtype, trust_remote_code: bool = False) -> nn.Module:
+def load_target(
+    path: Path, device: str, dtype: torch.dtype, trust_remote_code: bool = False, with_head: bool = False
+) -> nn.Module:
     """Load a Hugging Face folder (or a folder holding one GGUF file) in eval mode, from disk alone.
 
-    On several GPUs the layers are spread over them.
+    On several GPUs the layers are spread over them. `with_head` says that the language-model head will be run too.
 
     Raises:
         RedraftError: the folder is not there, or transformers cannot load it.
@@ -61,7 +63,7 @@ def load_target(path: Path, device: str, dtype: torch.dtype, trust_remote_code: 
             why=f"{type(err).__name__}: {str(err)[:300]}",
             mend="check that the folder is a complete download and that its model type is supported",
         ) from err
-    _refuse_missing(path, model, info)
+    _refuse_missing(path, model, info, with_head)
     return model.eval()
 
 
@@ -79,10 +81,12 @@ def _auto_class(path: Path, trust_remote_code: bool, options: dict[str, Any]) ->
     return transformers.AutoModelForImageTextToText  # language_model wrappers such as Kimi-K2.5
 
 
-def _refuse_missing(path: Path, model: nn.Module, info: Any) -> None:
-    """The head and the vision parts are not run here, so only the text body's names count."""
-    body = _body_prefix(model)
-    missing = sorted(name for name in info["missing_keys"] if name.startswith(body))
+def _refuse_missing(path: Path, model: nn.Module, info: Any, with_head: bool) -> None:
+    """Vision parts are not run here, so only the names of the text body count, and the head's when it will be run."""
+    parts = [_prefix(model, model.get_input_embeddings()).rpartition(".")[0]]  # type: ignore[operator]
+    if with_head:
+        parts.append(_prefix(model, model.get_output_embeddings()))  # type: ignore[operator]
+    missing = sorted(name for name in info["missing_keys"] if name.startswith(tuple(parts)))
     if missing:
         raise IntegrityError(
             "the target's weights are incomplete",
@@ -92,10 +96,8 @@ def _refuse_missing(path: Path, model: nn.Module, info: Any) -> None:
         )
 
 
-def _body_prefix(model: nn.Module) -> str:
-    embedding = model.get_input_embeddings()  # type: ignore[operator]
-    name = next(name for name, module in model.named_modules() if module is embedding)
-    return name.rpartition(".")[0]
+def _prefix(model: nn.Module, wanted: nn.Module) -> str:
+    return next(name for name, module in model.named_modules() if module is wanted)
 
 
 @contextlib.contextmanager
