@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from eval_models import make_target, make_wiring
+from safetensors.torch import load_file, save_file
 
 from eagle3.draft import DraftCache
-from eagle3.errors import DataError, RedraftError, WiringError
+from eagle3.errors import DataError, IntegrityError, RedraftError, WiringError
 from eagle3.hf_model import load_target
 from eagle3.wiring import Wiring
 from eval.engines.local import LocalEngine
@@ -171,6 +175,18 @@ def test_refusals_are_one_line(tmp_path, target, draft, wiring) -> None:
     with pytest.raises(RedraftError, match="not found"):
         load_target(tmp_path / "none", "cpu", torch.float32)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(RedraftError, match="cannot be loaded") as error:
+    with pytest.raises(RedraftError, match="cannot load the target") as error:
         load_target(tmp_path, "cpu", torch.float32)
     assert "\n" not in str(error.value)
+
+
+def test_a_target_without_its_head_is_not_served(tiny_llama_path: Path, tmp_path: Path) -> None:
+    """transformers would fill the head with random numbers; capture, which never runs it, may go on."""
+    folder = tmp_path / "headless"
+    shutil.copytree(tiny_llama_path, folder)
+    tensors = load_file(folder / "model.safetensors")
+    assert tensors.pop("lm_head.weight", None) is not None
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(IntegrityError, match="lm_head"):
+        load_target(folder, "cpu", torch.float32, with_head=True)
+    load_target(folder, "cpu", torch.float32)
