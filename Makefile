@@ -35,6 +35,7 @@ types: setup
 	$(PY) -m mypy
 
 eval-accept: setup
+	@test -e $(RUN)/config.yaml || { echo "error: no run at $(RUN). To mend: run make demo, or give RUN=runs/<name>" >&2; exit 2; }
 	$(PY) train/run.py --config-path $(abspath $(RUN)) --config-name config 'stages=[eval]' $(ARGS)
 
 bench: setup

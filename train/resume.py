@@ -6,16 +6,19 @@ training goes on from the newest whole one. A whole checkpoint of *another* job 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from eagle3.atomic import fsync_dir, read_json, sha256_file, write_json
-from eagle3.errors import ConfigError, IntegrityError
+from eagle3.errors import ConfigError, IntegrityError, RedraftError
 from train.rng import load_rng, save_rng
 from train.world import World
 
@@ -115,15 +118,36 @@ def save_checkpoint(engine: Any, root: Path, step: int, identity: dict[str, Any]
         shutil.rmtree(folder, ignore_errors=True)  # an interrupted attempt at the same step
         folder.mkdir(parents=True)
     world.barrier()
-    engine.save_checkpoint(str(root), tag=folder.name, client_state={"step": step}, save_latest=False)
-    save_rng(folder / f"rng-{world.rank:05d}.safetensors")
-    world.barrier()
-    files = _describe_files(folder, world)
+    with _write_failures(folder):
+        engine.save_checkpoint(str(root), tag=folder.name, client_state={"step": step}, save_latest=False)
+        save_rng(folder / f"rng-{world.rank:05d}.safetensors")
+        world.barrier()
+        files = _describe_files(folder, world)
     if world.first:
         write_json(folder / MARKER, {"step": step, "identity": identity, "processes": world.size, "files": files})
         fsync_dir(Path(root))
         _drop_old(root, folder, keep)
     world.barrier()
+
+
+@contextlib.contextmanager
+def _write_failures(folder: Path) -> Iterator[None]:
+    """One line for a full disk; torch reports it as a RuntimeError of its stream writer.
+
+    Raises:
+        RedraftError: the checkpoint could not be written; without its marker it will be passed over.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as err:
+        if isinstance(err, RuntimeError) and "writ" not in str(err):
+            raise
+        raise RedraftError(
+            "cannot write the checkpoint",
+            where=str(folder),
+            why=str(err).splitlines()[0],
+            mend="free space, then run the same command again: it goes on from the checkpoint before",
+        ) from err
 
 
 def _describe_files(folder: Path, world: World) -> dict[str, dict[str, Any]]:

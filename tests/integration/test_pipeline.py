@@ -165,6 +165,15 @@ def test_a_truncated_shard_is_named(finished: Path, tmp_path: Path, tiny_kimi_pa
         shard.write_bytes(whole)
 
 
+def test_a_full_disk_in_training_is_one_line(finished: Path, tiny_kimi_path: Path) -> None:
+    """A limit on file size stands in for the full disk: the system refuses the write in the same way."""
+    shared = ("paths.prepared=runs/tiny_kimi/prepared", "paths.store=runs/tiny_kimi/store", "name=full")
+    limited = ["bash", "-c", 'ulimit -f 200; exec "$@"', "limited", *command(tiny_kimi_path, *shared, "stages=[train]")]
+    done = subprocess.run(limited, cwd=finished, capture_output=True, text=True, timeout=400)
+    assert "cannot write the checkpoint" in refused(done)
+    assert not list((finished / "runs/full/train/checkpoints").glob("*/complete.json"))
+
+
 def test_stages_out_of_order_say_what_to_run_first(tmp_path: Path, tiny_kimi_path: Path) -> None:
     assert "prepare stage first" in refused(run(tmp_path, tiny_kimi_path, "stages=[extract]"))
     assert "train stage first" in refused(run(tmp_path, tiny_kimi_path, "stages=[export]"))

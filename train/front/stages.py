@@ -166,7 +166,10 @@ def train_stage(run: Run) -> dict[str, Any]:
         result = run_training(train_job(run, folder))
         record.finish(steps=result.steps, val=result.val)
     result = read_json(folder / "result.json")
-    return {"trained weights": result["weights"], "training metrics": result["metrics"]}
+    facts = {"trained weights": result["weights"], "training metrics": result["metrics"]}
+    if (folder / "wandb").exists():
+        facts["wandb"] = f"{folder / 'wandb'} (an offline run goes online with `wandb sync` on its folder)"
+    return facts
 
 
 def check_store(run: Run) -> None:
