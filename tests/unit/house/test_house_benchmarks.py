@@ -74,7 +74,7 @@ def test_nothing_is_timed_when_the_losses_differ(monkeypatch: pytest.MonkeyPatch
 
 
 def test_extract_benchmark_leaves_its_figures_and_no_store(tmp_path: Path) -> None:
-    sizes = ["--hidden", "64", "--layers", "6", "--vocab", "50", "--documents", "3", "--length", "16", "--rounds", "2"]
+    sizes = ["--hidden", "64", "--layers", "8", "--vocab", "50", "--documents", "3", "--length", "16", "--rounds", "2"]
     assert extract.main([*sizes, "--out", str(tmp_path)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["extract.json", "extract.txt"]
     result = json.loads((tmp_path / "extract.json").read_text())
