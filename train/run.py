@@ -13,6 +13,7 @@ from pathlib import Path
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # import siblings as packages, not as loose modules
 os.environ["HYDRA_FULL_ERROR"] = "1"  # let composition errors reach `cli`, which prints one line
+os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' own bars; ours say which stage they belong to
 
 import hydra
 from hydra.core.hydra_config import HydraConfig

@@ -75,6 +75,12 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def choose_accelerator() -> None:
+    """Tell DeepSpeed that there is no GPU, before anything imports it: else it warns that it found none."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
 def import_deepspeed() -> ModuleType:
     """Import DeepSpeed for the accelerator at hand, quietly and without its slow first-run build.
 
@@ -83,8 +89,7 @@ def import_deepspeed() -> ModuleType:
     falls back to gloo when its table of compatible operators says no. The table is made on first use, by trial
     compilations; an empty one put there first says no to all operators, and training on a CPU needs none.
     """
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    choose_accelerator()
     import deepspeed
     import deepspeed.ops
 

@@ -21,6 +21,7 @@ from train.front.console import console
 from train.front.context import Run
 from train.front.plan import plan
 from train.front.provenance import write_provenance
+from train.world import choose_accelerator
 
 STAGE_FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "prepare": stages.prepare_stage,
@@ -93,7 +94,8 @@ def run_pipeline(config: RedraftConfig) -> None:
     wanted = [name for name in STAGES if name in config.stages and name != "plan"]
     if not wanted:
         return
-    disable_progress_bars()  # the libraries' own; ours say which stage they belong to
+    choose_accelerator()
+    disable_progress_bars()
     disable_progress_bar()
     set_verbosity_error()  # it warns of rotary keys that engines want and it does not read
     run_dir = make_run_dir(config.run_dir)
