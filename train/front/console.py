@@ -71,7 +71,7 @@ class LoggedProgress:
             line = f"      {self.label}: {self.done:,}"
             if self.total:
                 left = timedelta(seconds=round((self.total - self.done) / rate)) if rate else "?"
-                line += f" of {self.total:,} {self.unit}, {rate:,.0f}/s, {left} left"
+                line += f" of {self.total:,} {self.unit}, {rate:,.{0 if rate >= 10 else 1}f}/s, {left} left"
             console.print(line, soft_wrap=True)
 
 
