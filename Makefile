@@ -24,8 +24,9 @@ demo: setup
 	$(PY) train/run.py conf=smollm2_control
 	$(PY) -m eval.compare runs/smollm2 runs/smollm2_control --out runs/demo
 
+# One thread a process: two test processes with two threads each would spend their time waiting for one another.
 test: setup
-	$(PY) -m pytest tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests -n 2 --dist loadfile
 
 lint: setup
 	$(PY) -m ruff check .
