@@ -45,7 +45,8 @@ def measure_run(run: Run) -> dict[str, Any]:
     }
     record = StageRecord(folder / "stage.json", inputs)
     if record.finished():
-        console.print("      unchanged since it finished: skipped")
+        console.print("      unchanged since it finished: skipped; what it found was")
+        console.print((folder / "table.txt").read_text(encoding="utf-8"))
         return {"accept length": folder / "report.html"}
     record.begin()
     draft, trained, _ = load_served(run.served, run.weights.embedding(), wiring=run.wiring)
