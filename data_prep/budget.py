@@ -112,11 +112,6 @@ class DraftBudget:
         return self.fc + self.attention + self.mlp + self.norms + self.lm_head
 
     @property
-    def served_bytes(self) -> int:
-        """Bytes of the served folder's weights in bf16."""
-        return 2 * self.trained
-
-    @property
     def training_bytes(self) -> int:
         """Bytes of weights, gradients and optimizer, over all ranks of ZeRO 1-3."""
         return OPTIMIZER_BYTES * self.trained + 2 * self.frozen

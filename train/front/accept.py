@@ -18,7 +18,7 @@ from eval.prompts import read_prompt_sets
 from eval.report import write_report
 from train.front.console import console, progress_bar
 from train.front.context import Run
-from train.front.records import StageRecord
+from train.front.records import StageRecord, skip
 from train.track import Tracker
 
 
@@ -28,8 +28,8 @@ def predicted_acceptance(run: Run) -> list[float] | None:
     return read_json(path)["val"].get("acc") if path.exists() else None
 
 
-def measure_run(run: Run) -> dict[str, Any]:
-    """Measure the run's served folder.
+def eval_stage(run: Run) -> dict[str, Any]:
+    """Served folder -> accept length, table, picture, report.
 
     Raises:
         RedraftError: there is no served folder, or it does not fit the run's target or wiring.
@@ -44,8 +44,7 @@ def measure_run(run: Run) -> dict[str, Any]:
         "prompts": [sha256_file(path) for path in map(Path, cfg.prompt_sets)],
     }
     record = StageRecord(folder / "stage.json", inputs)
-    if record.finished():
-        console.print("      unchanged since it finished: skipped; what it found was")
+    if skip(record):
         console.print((folder / "table.txt").read_text(encoding="utf-8"))
         return {"accept length": folder / "report.html"}
     record.begin()

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from eagle3.errors import RedraftError
 from train.front import stages
+from train.front.accept import eval_stage
 from train.front.config import STAGES, RedraftConfig
 from train.front.console import console
 from train.front.context import Run
@@ -28,7 +29,7 @@ STAGE_FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "extract": stages.extract_stage,
     "train": stages.train_stage,
     "export": stages.export_stage,
-    "eval": stages.eval_stage,
+    "eval": eval_stage,
 }
 
 

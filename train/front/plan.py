@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from rich.table import Table
 
-from data_prep.budget import DraftBudget, draft_budget, state_bytes_per_token
+from data_prep.budget import DraftBudget, draft_budget, free_bytes, state_bytes_per_token
 from eagle3.conventions import CONVENTIONS
 from eagle3.errors import WiringError
 from eagle3.target_weights import TargetWeights
@@ -51,9 +50,9 @@ def missing_here(config: RedraftConfig) -> list[str]:
     gpus = torch.cuda.device_count()
     if config.train.processes > 1 and gpus < config.train.processes:
         missing.append(f"GPUs: {gpus} found, {config.train.processes} processes asked for")
-    need, free = store_bytes(config), shutil.disk_usage(".").free
+    need, free = store_bytes(config), free_bytes(Path(config.paths.store))
     if need > free:
-        missing.append(f"disk: the store needs up to {size_text(need)}, {size_text(free)} are free here")
+        missing.append(f"disk: the store needs up to {size_text(need)}, {size_text(free)} are free there")
     return missing
 
 

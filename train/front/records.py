@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.atomic import read_json, sha256_json, write_json
+from train.front.console import console
 
 
 @dataclass(frozen=True)
@@ -47,3 +48,14 @@ class StageRecord:
         """Write the marker, last of all."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         write_json(self.path, {"fingerprint": self.fingerprint, "finished": stamp, "inputs": self.inputs, **facts})
+
+
+def skip(record: StageRecord) -> bool:
+    """Say that a stage is skipped, or why it runs again."""
+    if record.finished():
+        console.print("      unchanged since it finished: skipped")
+        return True
+    changed = record.changed()
+    if changed:
+        console.print(f"      runs again, since these changed: {', '.join(changed)}")
+    return False

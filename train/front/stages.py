@@ -1,4 +1,7 @@
-"""The five stages. Each is skipped while its inputs are unchanged, and returns what the summary should name."""
+"""The stages up to the served folder; `accept.py` has the last. Each is skipped while its inputs are unchanged.
+
+A stage returns what the summary should name.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,9 @@ from eagle3.vocab import build_draft_vocab, load_vocab, save_vocab, vocab_from_m
 from train.front.console import console, progress_bar, size_text
 from train.front.context import Run
 from train.front.draft_shape import target_shape
-from train.front.records import StageRecord
+from train.front.records import StageRecord, skip
 from train.job import TrainJob
 from train.launch import run_training
-
-
-def skip(record: StageRecord) -> bool:
-    """Say that a stage is skipped, or why it runs again."""
-    if record.finished():
-        console.print("      unchanged since it finished: skipped")
-        return True
-    changed = record.changed()
-    if changed:
-        console.print(f"      runs again, since these changed: {', '.join(changed)}")
-    return False
 
 
 def source_fingerprint(source: str) -> Any:
@@ -253,10 +245,3 @@ def export_vocab(run: Run, draft: Eagle3Draft) -> Any:
     if run.config.draft.warm_start or not built.exists():
         return vocab_from_maps(draft.d2t, draft.t2d, str(built))
     return load_vocab(built)
-
-
-def eval_stage(run: Run) -> dict[str, Any]:
-    """Served folder -> accept length, table, picture, report."""
-    from train.front.accept import measure_run
-
-    return measure_run(run)
