@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from eagle3.config import require
+from eval.engines.server_config import ServerConfig
+
+ENGINES = ("local", "sglang", "vllm")
 
 
 @dataclass
 class EvalConfig:
     """How accept length is measured."""
 
-    engine: str = "local"
+    engine: str = "local"  # "local" (in this process, batch 1), or a server: "sglang", "vllm"
     prompt_sets: list[str] = field(default_factory=list)  # JSONL files of prompts, one set each, named by their stem
     max_prompts: int = 0  # per set; 0 = all
     max_new_tokens: int = 64
@@ -21,10 +24,13 @@ class EvalConfig:
     # What to feed the draft: "matched" (the wiring it was trained on) and/or "native" (the engine's default).
     serve: list[str] = field(default_factory=lambda: ["matched"])
     baseline: bool = True  # also decode without a draft: speed and losslessness
+    batch_sizes: list[int] = field(default_factory=lambda: [1])  # requests in flight at a time; servers only
+    alarm: float = 0.3  # bound on |predicted - served| accept length
+    server: ServerConfig = field(default_factory=ServerConfig)  # of engine "sglang" or "vllm"
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
-        require(self.engine == "local", "eval.engine", self.engine, "local")
+        require(self.engine in ENGINES, "eval.engine", self.engine, " or ".join(ENGINES))
         require(bool(self.prompt_sets), "eval.prompt_sets", self.prompt_sets, "at least one JSONL file")
         require(self.num_steps >= 1, "eval.num_steps", self.num_steps, "a positive integer")
         require(self.max_new_tokens >= 1, "eval.max_new_tokens", self.max_new_tokens, "a positive integer")
@@ -32,3 +38,12 @@ class EvalConfig:
         require(bool(self.serve), "eval.serve", self.serve, "matched and/or native")
         for mode in self.serve:
             require(mode in ("matched", "native"), "eval.serve", mode, "matched or native")
+        sizes = self.batch_sizes
+        whole = bool(sizes) and all(size >= 1 for size in sizes) and len(set(sizes)) == len(sizes)
+        require(whole, "eval.batch_sizes", sizes, "different positive integers")
+        if self.engine == "local":
+            require(
+                sizes == [1], "eval.batch_sizes", sizes, "[1] for the local engine, which decodes one text at a time"
+            )
+        require(self.alarm > 0, "eval.alarm", self.alarm, "a positive number of tokens")
+        self.server.validate()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from eagle3.wiring import Wiring
 
@@ -64,6 +66,74 @@ class Engine(Protocol):
         self, prompt_ids: list[int], max_new_tokens: int, temperature: float = 0.0, seed: int = 0
     ) -> Generation:
         """Decode the same prompt without a draft."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One prompt of a batch.
+
+    Args:
+        id: names the prompt within the batch; results and failures are told apart by it.
+        prompt_ids: the rendered prompt's token ids.
+        seed: for sampling; ignored by engines that have no per-request seed.
+    """
+
+    id: str
+    prompt_ids: list[int]
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """What became of a batch.
+
+    Args:
+        generations: one a prompt, in the order asked; None where the prompt failed.
+        failures: prompt id -> why it failed, in one line; exactly the prompts whose generation is None.
+        seconds: wall time from the first request sent to the last answer received.
+    """
+
+    generations: list[Generation | None]
+    failures: dict[str, str]
+    seconds: float
+
+
+class Session(Protocol):
+    """A server that is up, with one draft wiring or none."""
+
+    facts: dict[str, Any]  # version, convention, ids written, flags asked, values resolved, log file, url, mode
+
+    def run(
+        self,
+        prompts: Sequence[Ask],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        concurrency: int,
+        done: Callable[[int], None] | None = None,
+    ) -> BatchRun:
+        """Continue every prompt, `concurrency` at a time; `done(1)` is called as each one ends, well or not.
+
+        One prompt's trouble (a refusal, a timeout, an impossible answer) is a failure of that prompt.
+
+        Raises:
+            RedraftError: the server itself is gone.
+        """
+
+
+class ServedEngine(Protocol):
+    """An engine that is a server: it holds one draft wiring at a time, so ways of serving follow one another."""
+
+    name: str
+
+    def serve(self, wiring: Wiring | None) -> AbstractContextManager[Session]:
+        """Launch or connect to a server that feeds the draft `wiring`; None = the target without a draft.
+
+        Leaving the context stops a server that was launched.
+
+        Raises:
+            RedraftError: it does not start, or serves something else than asked.
+        """
 
 
 def chain_counts(histogram: list[int]) -> tuple[list[int], list[int]]:
