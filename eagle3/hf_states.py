@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ def all_site_states(
     model_or_path: nn.Module | Path | str,
     input_ids: Sequence[int] | Tensor,
     *,
+    only: Collection[str] | None = None,
     device: str = "auto",
     compute_dtype: str = "auto",
     trust_remote_code: bool = False,
@@ -30,6 +31,7 @@ def all_site_states(
     Args:
         model_or_path: a model in memory (then `device` and `compute_dtype` are its own), or a target's folder.
         input_ids: [T] token ids of one sequence, no padding.
+        only: names of the sites to keep; None = all. Nothing else is copied.
         device: `auto`, `cpu`, `cuda` or `cuda:<n>`.
         compute_dtype: `auto` (float32 on CPU, bfloat16 on GPU), `float32`, `bfloat16` or `float16`.
         trust_remote_code: run Python shipped in the target's folder.
@@ -57,7 +59,7 @@ def all_site_states(
             why=f"shape {list(ids.shape)}, ids {span}; the target knows 0 to {weight.shape[0] - 1}",
             mend="give one sequence of this target's own tokens",
         )
-    return _run(decoder, ids.to(weight.device))
+    return _run(decoder, ids.to(weight.device), only)
 
 
 def _num_layers(model: nn.Module) -> int:
@@ -65,11 +67,12 @@ def _num_layers(model: nn.Module) -> int:
     return int(config.get_text_config().num_hidden_layers)
 
 
-def _run(decoder: Decoder, ids: Tensor) -> dict[str, Tensor]:
+def _run(decoder: Decoder, ids: Tensor, only: Collection[str] | None) -> dict[str, Tensor]:
     states: dict[str, Tensor] = {}
 
     def keep(name: str, state: Tensor) -> None:
-        states[name] = state[0].detach().to("cpu", torch.float32, copy=True)  # later layers may write in place
+        if only is None or name in only:
+            states[name] = state[0].detach().to("cpu", torch.float32, copy=True)  # later layers may write in place
 
     def entering(name: str) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
