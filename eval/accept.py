@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from eagle3.conventions import CONVENTIONS, explain
 from eagle3.errors import WiringError
 from eagle3.wiring import Wiring
+from eval.alarm import find_alarms
 from eval.config import EvalConfig
 from eval.engines.base import Engine, Generation
 from eval.prompts import PromptSet, encode_prompt
@@ -20,6 +21,17 @@ from eval.results import AcceptResult, Baseline, PromptResult, Served, SetResult
 
 SHOWN_CHARACTERS = 600  # of each continuation, kept with the results
 WARM_UP_TOKENS = 8
+SCALARS = (
+    "tau",
+    "engine_tau",
+    "tokens_per_second",
+    "baseline_tokens_per_second",
+    "speedup",
+    "batch_tokens_per_second",
+    "baseline_batch_tokens_per_second",
+    "batch_speedup",
+    "draft_share",
+)
 
 
 def served_wirings(trained: Wiring, modes: list[str]) -> dict[str, Wiring]:
@@ -59,6 +71,7 @@ def measure(
     draft: str = "",
     predicted_acceptance: list[float] | None = None,
     commands: list[str] | None = None,
+    next_commands: list[str] | None = None,
     template_kwargs: dict[str, Any] | None = None,
     advance: Callable[[int], None] | None = None,
     log: Callable[[dict[str, float]], None] | None = None,
@@ -79,6 +92,7 @@ def measure(
         draft: the served folder, for reports.
         predicted_acceptance: per-step conditional accuracies on validation data, for the predicted accept length.
         commands: exact commands, for the report.
+        next_commands: what an alarm tells to run next.
         template_kwargs: extra keyword arguments of the chat template (e.g. `{"thinking": False}`).
         advance: called with 1 after every continuation.
         log: called once with scalar metrics.
@@ -115,6 +129,7 @@ def measure(
         target=target,
         draft=draft,
     )
+    result.alarm = find_alarms(result, cfg.alarm, next_commands or [])
     if log is not None:
         log(scalars(result))
     return result
@@ -147,8 +162,12 @@ def _measure_prompt(
         made = engine.generate(ids, cfg.max_new_tokens, cfg.num_steps, cfg.temperature, cfg.seed)
         advance(1)
         beside = compare_with_plain(engine, ids, made, plain, greedy=cfg.temperature == 0) if plain else None
-        text = str(tokenizer.decode(made.tokens, skip_special_tokens=True))[:SHOWN_CHARACTERS]
-        yield mode, prompt_result(prompt_id, made, beside, text)
+        yield mode, prompt_result(prompt_id, made, beside, shown_text(tokenizer, made.tokens))
+
+
+def shown_text(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
+    """The beginning of a continuation, for reports."""
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))[:SHOWN_CHARACTERS]
 
 
 def compare_with_plain(engine: Engine, ids: list[int], made: Generation, plain: Generation, greedy: bool) -> Baseline:
@@ -157,15 +176,21 @@ def compare_with_plain(engine: Engine, ids: list[int], made: Generation, plain: 
     A draft may never change greedy output; only rounding may, where two tokens tie. The target's margin at the first
     difference tells the two apart (engines without a `top_gap` method leave it out).
     """
+    row = beside_plain(made, plain, greedy)
+    gap = getattr(engine, "top_gap", None)
+    if row.first_difference is not None and gap:
+        row.top_gap = gap([*ids, *plain.tokens[: row.first_difference]])
+    return row
+
+
+def beside_plain(made: Generation, plain: Generation, greedy: bool) -> Baseline:
+    """Plain decoding's numbers, and under greedy decoding the first token that differs."""
     row = Baseline(len(plain.tokens), plain.seconds - plain.prefill_seconds, None)
-    if not greedy:
-        return row
-    row.same_tokens = made.tokens == plain.tokens
-    if not row.same_tokens:
-        pairs = enumerate(zip(made.tokens, plain.tokens, strict=False))
-        row.first_difference = next((k for k, (a, b) in pairs if a != b), min(len(made.tokens), len(plain.tokens)))
-        gap = getattr(engine, "top_gap", None)
-        row.top_gap = gap([*ids, *plain.tokens[: row.first_difference]]) if gap else None
+    if greedy:
+        row.same_tokens = made.tokens == plain.tokens
+        if not row.same_tokens:
+            pairs = enumerate(zip(made.tokens, plain.tokens, strict=False))
+            row.first_difference = next((k for k, (a, b) in pairs if a != b), min(len(made.tokens), len(plain.tokens)))
     return row
 
 
@@ -201,14 +226,16 @@ def environment() -> dict[str, str]:
 
 
 def scalars(result: AcceptResult) -> dict[str, float]:
-    """Flat numbers for an experiment tracker: `eval/<mode>/<set>/<number>`."""
-    out: dict[str, float] = {}
+    """Flat numbers for an experiment tracker: `eval/<mode>/<set>/<number>`, with `batch_<n>/` before the set of a
+    server."""
+    out: dict[str, float] = {"eval/alarms": len(result.alarm)}
     if result.predicted_tau is not None:
         out["eval/predicted_tau"] = result.predicted_tau
     for served in result.served:
+        way = f"{served.mode}/batch_{served.batch}" if served.facts else served.mode
         for summary in [one.summary for one in served.sets] + [served.overall]:
-            prefix = f"eval/{served.mode}/{summary.name}"
-            for name in ("tau", "tokens_per_second", "baseline_tokens_per_second", "speedup", "draft_share"):
+            prefix = f"eval/{way}/{summary.name}"
+            for name in SCALARS:
                 value = getattr(summary, name)
                 if value is not None:
                     out[f"{prefix}/{name}"] = value

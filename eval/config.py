@@ -25,7 +25,7 @@ class EvalConfig:
     serve: list[str] = field(default_factory=lambda: ["matched"])
     baseline: bool = True  # also decode without a draft: speed and losslessness
     batch_sizes: list[int] = field(default_factory=lambda: [1])  # requests in flight at a time; servers only
-    alarm: float = 0.3  # bound on |predicted - served| accept length
+    alarm: float = 0.3  # gap allowed between predicted and served tau, as a share of the predicted gain tau - 1
     server: ServerConfig = field(default_factory=ServerConfig)  # of engine "sglang" or "vllm"
 
     def validate(self) -> None:
@@ -45,5 +45,5 @@ class EvalConfig:
             require(
                 sizes == [1], "eval.batch_sizes", sizes, "[1] for the local engine, which decodes one text at a time"
             )
-        require(self.alarm > 0, "eval.alarm", self.alarm, "a positive number of tokens")
+        require(self.alarm > 0, "eval.alarm", self.alarm, "a positive share of the predicted tau - 1")
         self.server.validate()

@@ -13,6 +13,7 @@ from typing import Any
 
 from eagle3.atomic import read_json, write_json
 from eagle3.errors import IntegrityError
+from eval.alarm import Alarm
 from eval.engines.base import Generation
 
 FORMAT = 1
@@ -102,9 +103,34 @@ def _ratio(top: float, bottom: float) -> float | None:
     return top / bottom if bottom > 0 else None
 
 
+@dataclass(frozen=True)
+class Wall:
+    """A whole batch by the clock on the wall: the tokens of all its texts, and the seconds from first to last."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens a second; None for an empty batch."""
+        return _ratio(self.tokens, self.seconds)
+
+    @staticmethod
+    def total(walls: Sequence[Wall | None]) -> Wall | None:
+        """Batches that ran one after another; None where one of them was not measured."""
+        known = [wall for wall in walls if wall is not None]
+        if not known or len(known) < len(walls):
+            return None
+        return Wall(sum(wall.tokens for wall in known), sum(wall.seconds for wall in known))
+
+
 @dataclass
 class Summary:
-    """A group of prompts, pooled. Rates are tokens a second after the first token; `None` = not measured."""
+    """A group of prompts, pooled. `None` = not measured.
+
+    The rates without `batch_` are of one text, in tokens a second after its first token. Those with it are of all
+    texts together by the wall clock, prompts included, as a server's user pays for it.
+    """
 
     name: str
     prompts: int
@@ -128,13 +154,52 @@ class Summary:
     ended: int  # prompts that stopped at an end token
     looping: list[str]  # ids of texts that repeat themselves
     tau_not_looping: float | None  # tau over the others; None when all loop
+    asked: int = 0  # prompts sent; more than `prompts` where some failed
+    batch_seconds: float | None = None
+    batch_tokens_per_second: float | None = None
+    baseline_batch_tokens_per_second: float | None = None
+    batch_speedup: float | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens a second: of the whole batch where that was measured, else of one text."""
+        return self.tokens_per_second if self.batch_seconds is None else self.batch_tokens_per_second
+
+    @property
+    def plain_rate(self) -> float | None:
+        """The same without a draft."""
+        return self.baseline_tokens_per_second if self.batch_seconds is None else self.baseline_batch_tokens_per_second
+
+    @property
+    def gain(self) -> float | None:
+        """The first over the second."""
+        return self.speedup if self.batch_seconds is None else self.batch_speedup
+
+    @property
+    def measured(self) -> str:
+        """`18`, or `17/18` where a prompt failed."""
+        return str(self.prompts) if self.asked <= self.prompts else f"{self.prompts}/{self.asked}"
 
 
-def summarize(name: str, prompts: Sequence[PromptResult]) -> Summary:
-    """Pool prompts: counts are summed, so a long text weighs more than a short one."""
+def summarize(
+    name: str,
+    prompts: Sequence[PromptResult],
+    asked: int | None = None,
+    wall: Wall | None = None,
+    plain_wall: Wall | None = None,
+) -> Summary:
+    """Pool prompts: counts are summed, so a long text weighs more than a short one.
+
+    Args:
+        name: of the group.
+        prompts: those that were answered.
+        asked: how many were sent; default: as many.
+        wall: the whole batch, where it was timed.
+        plain_wall: the same without a draft.
+    """
     steps = max((len(p.tried) for p in prompts), default=0)
-    tried = [sum(p.tried[k] for p in prompts) for k in range(steps)]
-    right = [sum(p.right[k] for p in prompts) for k in range(steps)]
+    tried = _column_sums([p.tried for p in prompts], steps)
+    right = _column_sums([p.right for p in prompts], steps)
     verifies = sum(p.verifies for p in prompts)
     compared = [(p, p.baseline) for p in prompts if p.baseline is not None]
     timed = [(p, b) for p, b in compared if p.tokens > 1 and b.tokens > 1 and p.decode_seconds > 0 < b.decode_seconds]
@@ -156,7 +221,7 @@ def summarize(name: str, prompts: Sequence[PromptResult]) -> Summary:
         tau_low=low,
         tau_high=high,
         engine_tau=statistics.fmean(engine_taus) if engine_taus else None,
-        correct_histogram=[sum(p.correct_histogram[c] for p in prompts) for c in range(steps + 1)],
+        correct_histogram=_column_sums([p.correct_histogram for p in prompts], steps + 1),
         acceptance=[_ratio(r, t) for r, t in zip(right, tried, strict=True)],
         reach=[_ratio(r, verifies) for r in right],
         tokens_per_second=rate,
@@ -168,7 +233,22 @@ def summarize(name: str, prompts: Sequence[PromptResult]) -> Summary:
         ended=sum(p.ended for p in prompts),
         looping=[p.id for p in prompts if p.looping],
         tau_not_looping=_tau(steady) if steady else None,
+        asked=len(prompts) if asked is None else asked,
+        batch_seconds=wall.seconds if wall else None,
+        batch_tokens_per_second=wall.rate if wall else None,
+        baseline_batch_tokens_per_second=plain_wall.rate if plain_wall else None,
+        batch_speedup=_over(wall, plain_wall),
     )
+
+
+def _column_sums(rows: Sequence[Sequence[int]], width: int) -> list[int]:
+    """Sums by place; a text that needed no verify step may have shorter rows."""
+    return [sum(row[k] for row in rows if k < len(row)) for k in range(width)]
+
+
+def _over(wall: Wall | None, plain: Wall | None) -> float | None:
+    rate, plain_rate = wall.rate if wall else None, plain.rate if plain else None
+    return rate / plain_rate if rate and plain_rate else None
 
 
 @dataclass
@@ -189,6 +269,9 @@ class Served:
     differences: list[str]  # in words; empty = the draft is fed what it was trained on
     sets: list[SetResult]
     overall: Summary
+    batch: int = 1  # requests in flight at a time
+    facts: dict[str, Any] = field(default_factory=dict)  # what the server said of itself; empty in this process
+    failures: dict[str, str] = field(default_factory=dict)  # "set/prompt id" -> why it failed, in one line
 
 
 @dataclass
@@ -209,6 +292,9 @@ class AcceptResult:
     environment: dict[str, str] = field(default_factory=dict)
     target: str = ""
     draft: str = ""
+    alarm: list[Alarm] = field(default_factory=list)  # where served and predicted accept length part too far
+    plain_facts: dict[str, Any] = field(default_factory=dict)  # of the server without a draft
+    plain_failures: dict[str, str] = field(default_factory=dict)  # "batch n, set/prompt id" -> why
     format: int = FORMAT
 
     @property
@@ -237,6 +323,7 @@ class AcceptResult:
             if data.pop("format") != FORMAT:
                 raise ValueError(f"written in another format than {FORMAT}")
             data["served"] = [_served(one) for one in data["served"]]
+            data["alarm"] = [Alarm(**one) for one in data.get("alarm", [])]
             return cls(**data)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise IntegrityError(
