@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eagle3.engine_convention import EngineConvention
-from eagle3.id_rules import FirstIdDecides, Hardwired, IdRule, Offset, PatchedOutputs
+from eagle3.id_rules import FirstIdDecides, Hardwired, IdRule, Offset, PatchedFirstIdDecides, PatchedOutputs
 
 # Target families, by the text model's `model_type`: models whose code in one engine shares one rule.
 DEEPSEEK = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite")
@@ -23,11 +23,22 @@ def _for(model_types: Sequence[str], rule: IdRule) -> dict[str, IdRule]:
     return dict.fromkeys(model_types, rule)
 
 
-_NO_WRAPPER = {
+_GRAPHS = (
+    "0.5.6 to 0.5.10 capture their CUDA graphs with the default layers before they set the ids (read in 0.5.6.post2, "
+    "0.5.9 and 0.5.10; mended by 0.5.13), so ids other than the default hold only with --disable-cuda-graph or after "
+    "scripts/sglang_patch.py"
+)
+_OLD_NOTES = {
+    "*": _GRAPHS,
     "kimi_k25": "this build's Kimi-K2.5 wrapper has no EAGLE-3 capture setter (0.5.10 is the first that has one): "
-    "without a patch to the wrapper the server stops at start-up"
+    "without a patch to the wrapper the server stops at start-up; and " + _GRAPHS,
 }
+_PATCH = "the patch of scripts/sglang_patch.py on "
+_PATCH_NEW = (
+    ": with -1 among the ids, -1 is the embedding and v >= 0 is layer v + 1; else as unpatched, like other models"
+)
 _BETWEEN_FAMILIES = tuple(one for one in SGLANG_FAMILIES if one != "glm4_moe_lite")  # its file was not read there
+_PATCHABLE = tuple(one for one in DEEPSEEK if one != "glm4_moe_lite")  # it has a setter and a loop of its own there
 _OLD_NO_EMBEDDING = (*DEEPSEEK, *LLAMA)
 _TWO_PLACES = (
     "one of the two model runners reads only the top-level eagle_aux_hidden_state_layer_ids: write them there; "
@@ -42,17 +53,16 @@ _ALL = (
         rule=Offset(1),
         families=SGLANG_FAMILIES,
         no_embedding=_OLD_NO_EMBEDDING,
-        notes=_NO_WRAPPER,
+        notes=_OLD_NOTES,
     ),
     EngineConvention(
         name="sglang-0.5.9-patched",
-        read_from="the patch of the origin story on sglang 0.5.9 srt/models/deepseek_v2.py: -1 sets a flag that "
-        "captures the embedding before the layer loop, ids >= 0 are shifted by one as before; other models unpatched",
+        read_from=_PATCH + "sglang 0.5.9 srt/models/deepseek_v2.py: -1 sets a flag that captures the embedding before "
+        "the layer loop, ids >= 0 are shifted by one as before; other models unpatched",
         rule=Offset(1),
         family_rules=_for(DEEPSEEK, PatchedOutputs()),
         families=SGLANG_FAMILIES,
         no_embedding=LLAMA,
-        notes=_NO_WRAPPER,
     ),
     EngineConvention(
         name="sglang-0.5.13",
@@ -64,11 +74,27 @@ _ALL = (
         no_embedding=_OLD_NO_EMBEDDING,
     ),
     EngineConvention(
+        name="sglang-0.5.13-patched",
+        read_from=_PATCH + "sglang 0.5.13 srt/models/deepseek_v2.py" + _PATCH_NEW,
+        rule=Offset(1),
+        family_rules=_for(_PATCHABLE, PatchedFirstIdDecides(zero=False)),
+        families=_BETWEEN_FAMILIES,
+        no_embedding=LLAMA,
+    ),
+    EngineConvention(
         name="sglang-0.5.14",
         read_from="sglang 0.5.14 srt/models/{deepseek_v2,llama,qwen2,qwen2_moe}.py (DeepSeek's layer 0 is captured "
         "after the layer's own residual is set, Llama's is not)",
         rule=Offset(1),
         family_rules=_for(DEEPSEEK, FirstIdDecides()),
+        families=_BETWEEN_FAMILIES,
+        no_embedding=LLAMA,
+    ),
+    EngineConvention(
+        name="sglang-0.5.14-patched",
+        read_from=_PATCH + "sglang 0.5.14 srt/models/deepseek_v2.py" + _PATCH_NEW,
+        rule=Offset(1),
+        family_rules=_for(_PATCHABLE, PatchedFirstIdDecides()),
         families=_BETWEEN_FAMILIES,
         no_embedding=LLAMA,
     ),
@@ -79,6 +105,13 @@ _ALL = (
         "model_executor/model_runner_components/spec_aux_hidden_state.py",
         rule=Offset(1),
         family_rules=_for(DEEPSEEK, FirstIdDecides()),
+        families=SGLANG_FAMILIES,
+    ),
+    EngineConvention(
+        name="sglang-0.5.23-patched",
+        read_from=_PATCH + "sglang 0.5.23 srt/models/deepseek_v2.py" + _PATCH_NEW,
+        rule=Offset(1),
+        family_rules={**_for(DEEPSEEK, FirstIdDecides()), **_for(_PATCHABLE, PatchedFirstIdDecides())},
         families=SGLANG_FAMILIES,
     ),
     EngineConvention(

@@ -49,10 +49,10 @@ def sglang_convention(version: str, *, patched: bool = False) -> EngineConventio
 
     Args:
         version: "0.5.23", "0.5.6.post2", ...
-        patched: the build carries the embedding patch of the origin story.
+        patched: the build's DeepSeek file carries the embedding patch (`scripts/sglang_patch.py`), whole.
 
     Raises:
-        WiringError: not a release number, older than 0.5.6, or a patched build for which no patch exists.
+        WiringError: not a release number, or older than 0.5.6.
     """
     match = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
     release = tuple(int(part) for part in match.groups()) if match else (0, 0, 0)
@@ -62,12 +62,6 @@ def sglang_convention(version: str, *, patched: bool = False) -> EngineConventio
         )
     known = ((0, 5, 23), (0, 5, 14), (0, 5, 13))
     newest = next((one for one in known if release >= one), (0, 5, 9))
-    if patched and newest != (0, 5, 9):
-        raise WiringError(
-            "the embedding patch is for SGLang builds before 0.5.13",
-            why=f"version {version}",
-            mend="serve this wiring unpatched with 0.5.23, which feeds the embedding for id 0 on DeepSeek targets",
-        )
     name = "sglang-" + ".".join(str(part) for part in newest)
     return convention(name + "-patched" if patched else name)
 

@@ -133,6 +133,35 @@ class PatchedOutputs:
 
 
 @dataclass(frozen=True)
+class PatchedFirstIdDecides:
+    """The same patch on `FirstIdDecides`: with -1 among the ids they are `PatchedOutputs`, without it as unpatched.
+
+    Args:
+        zero: id 0 among layer inputs is the embedding; False where the unpatched layer loop stops at layer 0.
+    """
+
+    zero: bool = True
+
+    def places(self, ids: Sequence[int], num_layers: int) -> list[int]:
+        if -1 in ids:
+            return PatchedOutputs().places(ids, num_layers)
+        places = FirstIdDecides().places(ids, num_layers)
+        if 0 in places and not self.zero:
+            raise WiringError(
+                "id 0 stops this build",
+                why="it adds the residual to what enters layer 0, and there is none",
+                mend="write -1 for the embedding, and the other ids one lower",
+            )
+        return places
+
+    def ids(self, places: Sequence[int]) -> list[int]:
+        return PatchedOutputs().ids(places) if 0 in places else FirstIdDecides().ids(places)
+
+    def default_places(self, num_layers: int) -> list[int]:
+        return native_places(num_layers)
+
+
+@dataclass(frozen=True)
 class Hardwired:
     """The places stand in the program's source and no id is read; given ids must name exactly those."""
 

@@ -62,8 +62,42 @@ def test_minus_one_is_the_embedding_on_a_patched_build_only() -> None:
 
 
 def test_a_native_draft_means_the_same_patched_and_unpatched() -> None:
-    for ids in ([2, 30, 58], [1, 29, 57], None):
-        assert layers_of("sglang-0.5.9", ids, KIMI) == layers_of("sglang-0.5.9-patched", ids, KIMI)
+    for build in ("sglang-0.5.9", "sglang-0.5.13", "sglang-0.5.14", "sglang-0.5.23"):
+        for ids in ([2, 30, 58], [1, 29, 57], [3, 31, 59], [29, 1, 57], None):
+            assert layers_of(build, ids, KIMI) == layers_of(f"{build}-patched", ids, KIMI)
+        for layers in ([2, 30, 58], [3, 31, 59], [1, 20, 40]):
+            want = wiring(KIMI, *layers)
+            assert convention(build).render(want) == convention(f"{build}-patched").render(want)
+
+
+@pytest.mark.parametrize("name", ["sglang-0.5.13-patched", "sglang-0.5.14-patched", "sglang-0.5.23-patched"])
+def test_minus_one_on_a_patched_new_build_counts_the_other_ids_as_outputs(name: str) -> None:
+    one = convention(name)
+    assert layers_of(name, [-1, 2, 30], KIMI) == [0, 3, 31]
+    assert layers_of(name, [2, -1, 30], KIMI) == [0, 3, 31]
+    assert layers_of(name, [-1, 1, 29], KIMI) == [0, 2, 30]
+    assert layers_of(name, [-1, 0, 5], KIMI) == [0, 1, 6]
+    assert layers_of(name, [-1], KIMI) == [0]
+    assert one.render(wiring(KIMI, 0, 3, 31)) == [-1, 2, 30]
+    assert one.render(wiring(KIMI, 0, 1, 2)) == [-1, 0, 1]
+    assert one.render(wiring(KIMI, 3, 31, 59)) == [3, 31, 59]
+    assert one.render(wiring(KIMI, 1, 20, 40)) == [20, 40, 1]
+
+
+def test_id_0_on_patched_new_builds_is_what_it_was_before_the_patch() -> None:
+    assert layers_of("sglang-0.5.23-patched", [0, 3, 31], KIMI) == [0, 3, 31]
+    with pytest.raises(WiringError, match="id 0 stops this build"):
+        layers_of("sglang-0.5.13-patched", [0, 3, 31], KIMI)
+
+
+@pytest.mark.parametrize("shape", [LLAMA, Shape("qwen3", 30, 576), Shape("glm4_moe_lite", 47, 2048)])
+@pytest.mark.parametrize("ids", [[-1, 2, 20], [2, 10, 20], [1, 10, 20], [0, 3, 21], None])
+def test_the_patch_of_the_deepseek_file_leaves_other_models_alone(shape: Shape, ids: list[int] | None) -> None:
+    found = [parse_all(ids, shape)[name] for name in ("sglang-0.5.23", "sglang-0.5.23-patched")]
+    if isinstance(found[0], WiringError):
+        assert isinstance(found[1], WiringError)
+    else:
+        assert found[0] == found[1]
 
 
 def test_new_deepseek_builds_feed_the_embedding_for_id_0() -> None:
@@ -170,7 +204,11 @@ def test_unknown_names_list_the_known_ones() -> None:
     [
         ("0.5.6.post2", False, "sglang-0.5.9"),
         ("0.5.9", True, "sglang-0.5.9-patched"),
+        ("0.5.10", True, "sglang-0.5.9-patched"),
         ("0.5.12", False, "sglang-0.5.9"),
+        ("0.5.13", True, "sglang-0.5.13-patched"),
+        ("0.5.14", True, "sglang-0.5.14-patched"),
+        ("0.5.23", True, "sglang-0.5.23-patched"),
         ("0.5.13", False, "sglang-0.5.13"),
         ("v0.5.20", False, "sglang-0.5.14"),
         ("0.5.23", False, "sglang-0.5.23"),
@@ -181,15 +219,17 @@ def test_sglang_releases(version: str, patched: bool, name: str) -> None:
     assert sglang_convention(version, patched=patched).name == name
 
 
-@pytest.mark.parametrize(("version", "patched"), [("0.4.9", False), ("main", False), ("0.5.23", True)])
+@pytest.mark.parametrize(("version", "patched"), [("0.4.9", False), ("main", False), ("0.5.5", True)])
 def test_sglang_releases_without_a_rule_are_refused(version: str, patched: bool) -> None:
     with pytest.raises(WiringError):
         sglang_convention(version, patched=patched)
 
 
-def test_kimi_wrapper_note_on_old_builds() -> None:
-    assert "0.5.10" in convention("sglang-0.5.9").note("kimi_k25")
-    assert convention("sglang-0.5.9").note("llama") == ""
+def test_notes_on_old_builds() -> None:
+    assert "no EAGLE-3 capture setter" in convention("sglang-0.5.9").note("kimi_k25")
+    for model_type in ("kimi_k25", "llama"):
+        assert "CUDA graphs" in convention("sglang-0.5.9").note(model_type)
+    assert convention("sglang-0.5.23").note("llama") == ""
 
 
 def test_parse_all_shows_the_disagreement() -> None:
@@ -217,8 +257,9 @@ def walk(num_layers: int, points: Iterable[int], slots: int, layer_0_works: bool
 
 def act_sglang(name: str, ids: list[int], shape: Shape) -> list[int] | None:
     deepseek = shape.model_type in ("deepseek_v3", "kimi_k2", "kimi_k25")
-    old = name in ("sglang-0.5.9", "sglang-0.5.9-patched")
-    if deepseek and name.endswith("patched"):
+    build = name.removesuffix("-patched")
+    old = build == "sglang-0.5.9"
+    if deepseek and name.endswith("patched") and (old or -1 in ids):
         rest = walk(shape.num_layers, [v + 1 for v in ids if v >= 0], sum(v >= 0 for v in ids), False)
         if rest is None:
             return None
@@ -226,9 +267,9 @@ def act_sglang(name: str, ids: list[int], shape: Shape) -> list[int] | None:
         return joined if len(joined) == len(ids) else None
     if deepseek and not old:
         points = [v + 1 for v in ids] if ids[0] == 1 else ids
-        return walk(shape.num_layers, points, len(ids), name != "sglang-0.5.13")
+        return walk(shape.num_layers, points, len(ids), build != "sglang-0.5.13")
     qwen = shape.model_type.startswith("qwen")
-    return walk(shape.num_layers, [v + 1 for v in ids], len(ids), name == "sglang-0.5.23" or qwen)
+    return walk(shape.num_layers, [v + 1 for v in ids], len(ids), build == "sglang-0.5.23" or qwen)
 
 
 @settings(max_examples=400, deadline=None)
@@ -287,7 +328,8 @@ def can_express(name: str, want: Wiring) -> bool:
         return False
     if name == "eagle":
         return layers == sorted({2, want.num_layers // 2, want.num_layers - 3}) and len(layers) == 3
-    if deepseek and layers == [1] and name in ("sglang-0.5.13", "sglang-0.5.14", "sglang-0.5.23"):
+    build = name.removesuffix("-patched")
+    if deepseek and layers == [1] and build in ("sglang-0.5.13", "sglang-0.5.14", "sglang-0.5.23"):
         return False
     if 0 not in layers or name == "hf":
         return True
@@ -296,8 +338,8 @@ def can_express(name: str, want: Wiring) -> bool:
     if name == "specforge":
         return deepseek
     if deepseek:
-        return name in ("sglang-0.5.9-patched", "sglang-0.5.14", "sglang-0.5.23")
-    return want.model_type != "llama" or name in ("sglang-0.5.23", "vllm", "speculators")
+        return name.endswith("-patched") or name in ("sglang-0.5.14", "sglang-0.5.23")
+    return want.model_type != "llama" or build in ("sglang-0.5.23", "vllm", "speculators")
 
 
 @settings(max_examples=600, deadline=None)
