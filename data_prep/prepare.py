@@ -73,11 +73,11 @@ def prepare(cfg: DataConfig, tokenizer: Any, out: Path, advance: Callable[[int],
         manifest = {
             "tokenizer_hash": renderer.tokenizer_hash,
             "template_hash": renderer.template_hash,
-            "counts": {**{s: _counts(sets[s]) for s in SPLITS}, "read": read, "skipped": len(skipped)},
+            "counts": {**{s: count_rows(sets[s]) for s in SPLITS}, "read": read, "skipped": len(skipped)},
             "skipped": skipped[:NAMED_SKIPS],
             "settings": asdict(cfg),
             "seed": cfg.seed,
-            "content": {split: _content_hash(sets[split]) for split in SPLITS},
+            "content": {split: content_hash(sets[split]) for split in SPLITS},
         }
         disable_progress_bars()
         for split in SPLITS:
@@ -87,7 +87,7 @@ def prepare(cfg: DataConfig, tokenizer: Any, out: Path, advance: Callable[[int],
         for split in SPLITS:
             (work / f"{split}.arrow").unlink()
         write_json(work / "manifest.json", manifest)
-        _replace_folder(work, out)
+        replace_folder(work, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return manifest
@@ -203,7 +203,8 @@ def _never_empty(sets: dict[str, Dataset], cfg: DataConfig, skipped: list[dict[s
     return sets
 
 
-def _counts(dataset: Dataset) -> dict[str, int]:
+def count_rows(dataset: Dataset) -> dict[str, int]:
+    """Records, tokens and supervised tokens of a split, as the manifest has them."""
     tokens = supervised = 0
     for row in dataset.with_format("numpy"):
         tokens += len(row["input_ids"])
@@ -211,7 +212,8 @@ def _counts(dataset: Dataset) -> dict[str, int]:
     return {"records": len(dataset), "tokens": tokens, "supervised_tokens": supervised}
 
 
-def _content_hash(dataset: Dataset) -> str:
+def content_hash(dataset: Dataset) -> str:
+    """SHA-256 over the ids, tokens and masks of a split."""
     digest = hashlib.sha256()
     for row in dataset:
         ids = np.asarray(row["input_ids"], dtype=np.int32).tobytes()
@@ -219,7 +221,7 @@ def _content_hash(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _replace_folder(work: Path, out: Path) -> None:
+def replace_folder(work: Path, out: Path) -> None:
     """Put the finished folder in place; a reader finds the old one, none, or the new one."""
     for folder, _, files in os.walk(work):
         for name in files:
