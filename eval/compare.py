@@ -50,6 +50,14 @@ def check_comparable(results: Sequence[AcceptResult]) -> None:
                     why=f"{name} is {mine!r} and {theirs!r}",
                     mend="run the eval stage of both with the same settings",
                 )
+        mine, theirs = ([*dict.fromkeys(one.batch for one in result.served)] for result in (first, other))
+        if mine != theirs:
+            raise DataError(
+                "runs measured at different batch sizes",
+                where=f"{first.title} and {other.title}",
+                why=f"{mine} and {theirs}",
+                mend="run the eval stage of both with the same eval.batch_sizes",
+            )
         if _prompt_keys(first) != _prompt_keys(other):
             raise DataError(
                 "runs measured on different prompts",

@@ -15,7 +15,9 @@ class EvalConfig:
     """How accept length is measured."""
 
     engine: str = "local"  # "local" (in this process, batch 1), or a server: "sglang", "vllm"
-    prompt_sets: list[str] = field(default_factory=list)  # JSONL files of prompts, one set each, named by their stem
+    # JSONL files of prompts, one set each, named by their stem; or SET:FILE, SET:hf:NAME with SET one of
+    # mtbench, mtbench2, gsm8k, humaneval, math500 (eval/benchmarks.py).
+    prompt_sets: list[str] = field(default_factory=list)
     max_prompts: int = 0  # per set; 0 = all
     max_new_tokens: int = 64
     num_steps: int = 3  # draft tokens proposed per verify step; the ceiling of tau is num_steps + 1

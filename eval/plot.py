@@ -98,11 +98,12 @@ def _draw_positions(axes: Any, series: Sequence[Series]) -> None:
 
 def _draw_speed(axes: Any, series: Sequence[Series]) -> None:
     names = [summary.name for summary in series[0].summaries]
-    values = [[summary.tokens_per_second or 0.0 for summary in one.summaries] for one in series]
-    _bars(axes, series, values, names, 1, "above")
-    plain = [summary.baseline_tokens_per_second for summary in series[0].summaries]
-    for place, rate in enumerate(plain):
-        if rate is not None:
-            axes.hlines(rate, place - 0.45, place + 0.45, colors="black", linestyles=":", linewidth=2)
-    note = " (dotted: without a draft)" if any(plain) else ""
+    values = [[summary.rate or 0.0 for summary in one.summaries] for one in series]
+    plain = [[summary.plain_rate for summary in one.summaries] for one in series]
+    for rates, bars in zip(plain, _bars(axes, series, values, names, 1, "above"), strict=True):
+        for rate, bar in zip(rates, bars, strict=True):
+            if rate is not None:
+                left = bar.get_x()
+                axes.hlines(rate, left, left + bar.get_width(), colors="black", linestyles=":", linewidth=2)
+    note = " (dotted: without a draft)" if any(rate for rates in plain for rate in rates) else ""
     axes.set_title(f"Tokens a second{note}", loc="left", fontsize=11)

@@ -1,4 +1,4 @@
-"""Prompt sets: JSONL files of held-out conversations that end with a user's turn."""
+"""Prompt sets: held-out conversations that end with a user's turn, from JSON lines or in a benchmark's own form."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from eagle3.errors import DataError
+from eval.prompt_sources import Source
 
 
 @dataclass(frozen=True)
@@ -31,40 +32,37 @@ class PromptSet:
     key: str
 
 
-def read_prompt_set(path: Path | str, max_prompts: int = 0) -> PromptSet:
-    """Read `{"id", "messages", "tools"?}` lines; the set is named by the file's stem. `max_prompts` 0 = all.
+def read_prompt_set(entry: Path | str, max_prompts: int = 0) -> PromptSet:
+    """Read one entry of `eval.prompt_sets` (`eval.prompt_sources.Source`); the first `max_prompts`, 0 = all.
+
+    A file without a set's name in front holds `{"id", "messages", "tools"?}` lines and is named by its stem.
 
     Raises:
         DataError: naming the file and line: missing file, not JSON, no messages, a repeated id, nothing inside.
     """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as err:
-        raise DataError(
-            "cannot read the prompt set", where=str(path), why=str(err), mend="check eval.prompt_sets"
-        ) from None
+    source = Source.parse(str(entry))
     prompts: list[Prompt] = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            prompts.append(_read_prompt(line, f"{path}, line {number}", number))
+    for where, number, record in source.records():
+        prompt = _prompt(source, record, where, number)
+        if prompt is not None:
+            prompts.append(prompt)
         if max_prompts and len(prompts) == max_prompts:
             break
     if not prompts:
-        raise DataError("the prompt set is empty", where=str(path), mend="give it at least one prompt")
+        raise DataError("the prompt set is empty", where=source.entry, mend="give it at least one prompt")
     if len({prompt.id for prompt in prompts}) != len(prompts):
-        raise DataError("two prompts share an id", where=str(path), mend="give each prompt its own id")
+        raise DataError("two prompts share an id", where=source.entry, mend="give each prompt its own id")
     content = json.dumps([[prompt.messages, prompt.tools] for prompt in prompts], sort_keys=True)
-    return PromptSet(path.stem, prompts, hashlib.sha256(content.encode()).hexdigest()[:16])
+    return PromptSet(source.name, prompts, hashlib.sha256(content.encode()).hexdigest()[:16])
 
 
-def read_prompt_sets(paths: list[str], max_prompts: int = 0) -> list[PromptSet]:
+def read_prompt_sets(entries: list[str], max_prompts: int = 0) -> list[PromptSet]:
     """Read several sets (`read_prompt_set`).
 
     Raises:
-        DataError: also when two files have the same stem, since sets are told apart by it.
+        DataError: also when two sets have the same name, since they are told apart by it.
     """
-    sets = [read_prompt_set(path, max_prompts) for path in paths]
+    sets = [read_prompt_set(entry, max_prompts) for entry in entries]
     names = [one.name for one in sets]
     for name in names:
         if names.count(name) > 1:
@@ -72,12 +70,14 @@ def read_prompt_sets(paths: list[str], max_prompts: int = 0) -> list[PromptSet]:
     return sets
 
 
-def _read_prompt(line: str, where: str, number: int) -> Prompt:
-    mend = 'write {"id": "...", "messages": [{"role": "user", "content": "..."}]} on one line'
-    try:
-        record = json.loads(line)
-    except ValueError as err:
-        raise DataError("not a JSON line", where=where, why=str(err), mend=mend) from None
+def _prompt(source: Source, record: Any, where: str, number: int) -> Prompt | None:
+    if source.benchmark is None:
+        return _own_prompt(record, where, number, f"write {source.shape}")
+    messages = source.benchmark.read(record, where)
+    return None if messages is None else Prompt(source.benchmark.id_of(record, number), messages)
+
+
+def _own_prompt(record: Any, where: str, number: int, mend: str) -> Prompt:
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise DataError("a prompt without messages", where=where, mend=mend)

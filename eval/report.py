@@ -13,8 +13,8 @@ from rich.console import Console
 from eagle3.atomic import write_text
 from eagle3.wiring import Wiring
 from eval.plot import draw_accept
-from eval.results import AcceptResult, Summary
-from eval.series import Series, series_of, way_of
+from eval.results import AcceptResult, PromptResult, Summary
+from eval.series import Series, failure_lines, series_of, way_of
 from eval.table import accept_tables, as_text, number, percent
 from eval.wiring_picture import wiring_svg, wiring_words
 
@@ -63,7 +63,10 @@ def render_page(results: Sequence[AcceptResult], title: str) -> str:
         sets=_by_set(series),
         positions=_by_position(series),
         rates=_rates(series),
-        wirings=[_wiring(one) for one in series],
+        served=any(one.served.facts for one in series),
+        wirings=[_wiring(one) for one in one_each_way(series)],
+        facts=_facts(series),
+        failures=failure_lines(series, shown=50),
         cautions=_cautions(series),
         samples=_samples(series[0]),
         commands=list(dict.fromkeys(command for result in results for command in result.commands)),
@@ -75,8 +78,9 @@ def verdict(series: Series, named: bool) -> str:
     overall, result = series.served.overall, series.result
     who = f"{series.label}: the draft emits" if named else "The draft emits"
     line = f"{who} {overall.tau:.2f} tokens per verify step, of at most {result.ceiling}"
-    if overall.speedup is not None:
-        line += f", and decodes at {overall.speedup:.2f} times the speed of the target alone"
+    if overall.gain is not None:
+        many = f", at batch {series.served.batch}" if series.served.facts else ""
+        line += f", and decodes{many} at {overall.gain:.2f} times the speed of the target alone"
     line += "."
     if result.predicted_tau is not None and not series.served.differences:
         line += f" Validation data promised {result.predicted_tau:.2f} tokens."
@@ -130,6 +134,43 @@ def _rates(series: Sequence[Series]) -> list[dict[str, Any]]:
     return [{"label": one.label, "colour": place % 6, "summaries": one.summaries} for place, one in enumerate(series)]
 
 
+def one_each_way(series: Sequence[Series]) -> list[Series]:
+    """The first batch size of each way of serving: what does not depend on it is shown once."""
+    firsts: dict[tuple[int, str], Series] = {}
+    for one in series:
+        firsts.setdefault((id(one.result), one.served.mode), one)
+    return list(firsts.values())
+
+
+def _facts(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """What each server said of itself, as rows of text."""
+    groups = [
+        {"label": one.way, "rows": fact_rows(one.served.facts)} for one in one_each_way(series) if one.served.facts
+    ]
+    for result in {id(one.result): one.result for one in series}.values():
+        if result.plain_facts:
+            groups.append({"label": f"{result.title}, without a draft", "rows": fact_rows(result.plain_facts)})
+    return groups
+
+
+def fact_rows(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Name and lines of each fact; a mapping has a line an entry."""
+    rows = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            lines = [f"{key} = {_said(one)}" for key, one in value.items()]
+        elif isinstance(value, list) and any(isinstance(one, str) for one in value):
+            lines = [" ".join(map(str, value))]
+        else:
+            lines = [_said(value)]
+        rows.append((name.replace("_", " "), lines))
+    return rows
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None or value == "" else str(value)
+
+
 def _set_name(summary: Summary) -> str:
     return "all sets" if summary.name == "all" else summary.name
 
@@ -141,6 +182,7 @@ def _wiring(series: Series) -> dict[str, Any]:
         "svg": Markup(wiring_svg(trained, served)),
         "words": wiring_words(trained),
         "differences": series.served.differences,
+        "asked": bool(series.served.facts),  # a server was asked to feed it; in this process it was fed by name
     }
 
 
@@ -167,22 +209,45 @@ def cautions(series: Series) -> list[str]:
             f"{len(overall.looping)} of {overall.prompts} texts repeat themselves ({names}), which is easy to predict "
             f"and flatters accept length{rest}."
         )
-    other = [p for p in prompts if p.baseline and p.baseline.same_tokens is False]
-    gaps = [p.baseline.top_gap for p in other if p.baseline and p.baseline.top_gap is not None]
-    if other and len(gaps) == len(other) and max(gaps) < ROUNDING_GAP:
-        lines.append(
-            f"{len(other)} of {overall.prompts} texts leave plain decoding's at a tie: the target's two best tokens "
-            f"there are at most {max(gaps):.1g} apart in logits, so rounding decides."
-        )
-    elif other:
-        margin = f", where the target's margin was up to {max(gaps):.2g} in logits" if gaps else ""
-        lines.append(
-            f"{len(other)} of {overall.prompts} texts differ from plain greedy decoding{margin}: a draft must not "
-            "change the text. In 16-bit arithmetic small margins are rounding; in float32 look for a fault."
-        )
+    lines += _differing(series, prompts)
     if overall.verifies < 200:
         lines.append(f"Only {overall.verifies} verify steps were counted: read the intervals.")
-    return lines
+    return lines + _servers_apart(series)
+
+
+def _differing(series: Series, prompts: Sequence[PromptResult]) -> list[str]:
+    """Whether, and how gravely, greedy texts leave plain decoding's."""
+    count, overall = series.served.overall.same_tokens, series.served.overall
+    other = [p for p in prompts if p.baseline and p.baseline.same_tokens is False]
+    if not other:
+        return []
+    gaps = [p.baseline.top_gap for p in other if p.baseline and p.baseline.top_gap is not None]
+    start = f"{len(other)} of {overall.prompts} texts"
+    if series.served.batch > 1:
+        return [
+            f"{start} differ from plain greedy decoding at batch {series.served.batch} ({count} are the same). Batches "
+            "of other shapes round differently, which breaks near ties; batch 1 tells whether a draft changes the text."
+        ]
+    if len(gaps) == len(other) and max(gaps) < ROUNDING_GAP:
+        return [
+            f"{start} leave plain decoding's at a tie: the target's two best tokens there are at most {max(gaps):.1g} "
+            "apart in logits, so rounding decides."
+        ]
+    margin = f", where the target's margin was up to {max(gaps):.2g} in logits" if gaps else ""
+    first = [p.baseline.first_difference for p in other if p.baseline and p.baseline.first_difference is not None]
+    place = f" ({other[0].id} from token {first[0]} on)" if series.served.facts and first else ""
+    return [
+        f"{start} differ from plain greedy decoding{place}{margin}: a draft must not change the text. In 16-bit "
+        "arithmetic small margins are rounding; in float32 look for a fault."
+    ]
+
+
+def _servers_apart(series: Series) -> list[str]:
+    """Speeds of two builds do not compare."""
+    mine, plain = series.served.facts.get("version"), series.result.plain_facts.get("version")
+    if mine is None or plain is None or mine == plain:
+        return []
+    return [f"The draft ran on version {mine} of the server, plain decoding on {plain}: the speeds do not compare."]
 
 
 def _samples(series: Series) -> list[dict[str, Any]]:

@@ -154,6 +154,7 @@ class Summary:
     ended: int  # prompts that stopped at an end token
     looping: list[str]  # ids of texts that repeat themselves
     tau_not_looping: float | None  # tau over the others; None when all loop
+    unique_bigrams: float | None = None  # distinct bigrams over bigrams, mean over the texts
     asked: int = 0  # prompts sent; more than `prompts` where some failed
     batch_seconds: float | None = None
     batch_tokens_per_second: float | None = None
@@ -233,6 +234,7 @@ def summarize(
         ended=sum(p.ended for p in prompts),
         looping=[p.id for p in prompts if p.looping],
         tau_not_looping=_tau(steady) if steady else None,
+        unique_bigrams=statistics.fmean(p.unique_bigrams for p in prompts) if prompts else None,
         asked=len(prompts) if asked is None else asked,
         batch_seconds=wall.seconds if wall else None,
         batch_tokens_per_second=wall.rate if wall else None,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eagle3.wiring import Wiring
+from eval.alarm import Alarm
 from eval.results import AcceptResult, Served, Summary
 
 WAYS = {"matched": "its own wiring", "native": "the engine's default wiring"}
@@ -13,11 +14,17 @@ WAYS = {"matched": "its own wiring", "native": "the engine's default wiring"}
 
 @dataclass(frozen=True)
 class Series:
-    """One row of bars. `label` tells it apart from the others on the same page."""
+    """One row of bars. `label` tells it apart from the others on the same page; `way` leaves the batch size out."""
 
     label: str
     result: AcceptResult
     served: Served
+    way: str = ""
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """Those about this way of serving at this batch size."""
+        return [a for a in self.result.alarm if (a.mode, a.batch) == (self.served.mode, self.served.batch)]
 
     @property
     def summaries(self) -> list[Summary]:
@@ -27,14 +34,38 @@ class Series:
 
 
 def series_of(results: Sequence[AcceptResult]) -> list[Series]:
-    """Every way of serving of every result, labelled by the run's title where there is more than one run."""
+    """Every way of serving of every result, labelled by the run's title where there is more than one run.
+
+    A server's are told apart by their batch sizes, too.
+    """
     out = []
     for result in results:
+        sized = len({one.batch for one in result.served}) > 1
         for served in result.served:
             way = way_of(result, served)
-            label = f"{result.title}, {way}" if len(results) > 1 else way
-            out.append(Series(label, result, served))
+            way = f"{result.title}, {way}" if len(results) > 1 else way
+            label = f"{way}, batch {served.batch}" if sized or served.batch > 1 else way
+            out.append(Series(label, result, served, way))
     return out
+
+
+def failure_lines(series: Sequence[Series], shown: int = 5) -> list[str]:
+    """Which prompts are missing from the figures, and why: one line a way of serving, none where all were answered."""
+    lines = []
+    for one in series:
+        overall, failures = one.served.overall, one.served.failures
+        if failures:
+            lines.append(f"{one.label}: {overall.prompts} of {overall.asked} prompts; " + _some(failures, shown))
+    for result in {id(one.result): one.result for one in series}.values():
+        if result.plain_failures:
+            lines.append(f"without a draft: {_some(result.plain_failures, shown)}")
+    return lines
+
+
+def _some(failures: dict[str, str], shown: int) -> str:
+    told = [f"{name}: {' '.join(why.split())}" for name, why in list(failures.items())[:shown]]
+    rest = len(failures) - len(told)
+    return "; ".join(told) + (f"; and {rest} more, all in results.json" if rest else "")
 
 
 def way_of(result: AcceptResult, served: Served) -> str:

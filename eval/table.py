@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from eval.results import Summary
-from eval.series import Series
+from eval.series import Series, failure_lines
 
 
 def number(value: float | None, digits: int = 2, suffix: str = "") -> str:
@@ -24,39 +26,127 @@ def percent(value: float | None, digits: int = 0) -> str:
 
 
 def accept_tables(series: Sequence[Series]) -> Group:
-    """One small table a way of serving, a row a prompt set; 80 columns suffice for three proposals."""
+    """One small table a way of serving, a row a prompt set (and batch size); 80 columns suffice for three proposals.
+
+    Below them: acceptance by position where it does not fit in, prompts that failed, and alarms.
+    """
     result = series[0].result
     head = (
         f"accept length, of at most {result.ceiling} ({result.num_steps} proposals, temperature {result.temperature:g})"
     )
-    return Group(head, *[part for one in series for part in ("", _table(one))])
+    parts: list[RenderableType] = [head]
+    if any(_of_server(one) for one in series):
+        parts.append("server: its own figure; tok/s: a whole batch by the wall clock; alone: without a draft")
+    for group in _groups(series):
+        parts += ["", _server_table(group) if _of_server(group[0]) else _table(group[0])]
+        if _wide(group[0]):
+            parts += ["", _positions_table(group)]
+    failures = failure_lines(series)
+    parts += [""] * bool(failures) + [Text(line, style="yellow") for line in failures]
+    for one in series:
+        parts += alarm_block(one)
+    return Group(*parts)
 
 
-def _table(series: Series) -> Table:
-    predicted = series.result.predicted_tau
-    title = series.label if predicted is None else f"{series.label}; predicted {predicted:.2f}"
+def alarm_block(series: Series) -> list[RenderableType]:
+    """A loud block for each alarm of this way of serving, then its commands, whole on a line each."""
+    parts: list[RenderableType] = []
+    for alarm in series.alarms:
+        lines = [f"{series.label}: {alarm.headline}.", f"By position: {alarm.positions}.", "It may be that"]
+        lines += [f"- {cause}" for cause in alarm.causes]
+        title = "[bold white on red] ALARM: the draft does not do what validation promised [/]"
+        parts += ["", Panel(Text("\n".join(lines)), title=title, border_style="bold red", title_align="left")]
+        if alarm.commands:
+            parts.append(Text("Next, find out which tensors it is fed:", style="bold red"))
+        parts += [Text(f"  {command}", no_wrap=True, overflow="ignore") for command in alarm.commands]
+    return parts
+
+
+def _of_server(series: Series) -> bool:
+    return bool(series.served.facts)
+
+
+def _wide(series: Series) -> bool:
+    """Whether acceptance by position needs a table of its own to stay within 80 columns."""
+    return series.result.num_steps > (3 if _of_server(series) else 5)
+
+
+def _groups(series: Sequence[Series]) -> list[list[Series]]:
+    """Batch sizes of one way of serving together."""
+    groups: dict[tuple[int, str], list[Series]] = {}
+    for one in series:
+        groups.setdefault((id(one.result), one.served.mode), []).append(one)
+    return list(groups.values())
+
+
+def _empty_table(series: Series, title: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    table.add_column("prompts", no_wrap=True)
-    for name in ("texts", "verifies", "tau", "95%", "kept %", "tok/s", "alone", "speed", "same"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for summary in series.summaries:
-        table.add_row(summary.name, *_cells(summary))
     if series.served.differences:
         table.caption = "fed other tensors than it was trained on: " + series.served.differences[0]
         table.caption_justify = "left"
     return table
 
 
-def _cells(summary: Summary) -> list[str]:
+def _title(series: Series) -> str:
+    predicted = series.result.predicted_tau
+    return series.way if predicted is None else f"{series.way}; predicted {predicted:.2f}"
+
+
+def _table(series: Series) -> Table:
+    table = _empty_table(series, _title(series))
+    table.add_column("prompts", overflow="fold")
+    wide = _wide(series)
+    for name in ("texts", "verifies", "tau", "95%", *([] if wide else ["kept %"]), "tok/s", "alone", "speed", "same"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for summary in series.summaries:
+        cells = [summary.measured, str(summary.verifies), number(summary.tau, 3), _interval(summary)]
+        table.add_row(summary.name, *cells, *([] if wide else [_kept(summary)]), *_speed_cells(summary))
+    return table
+
+
+def _server_table(group: list[Series]) -> Table:
+    first, wide = group[0], _wide(group[0])
+    table = _empty_table(first, _title(first))
+    table.add_column("batch", justify="right", no_wrap=True)
+    table.add_column(" prompts", overflow="fold")
+    for name in ("texts", "tau", "server", "95%", *([] if wide else ["kept %"]), "tok/s", "alone", "speed", "same"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in group:
+        for place, summary in enumerate(one.summaries):
+            batch = "" if place else str(one.served.batch)
+            cells = [summary.measured, number(summary.tau), number(summary.engine_tau), _interval(summary)]
+            cells += [] if wide else [_kept(summary)]
+            table.add_row(batch, f" {summary.name}", *cells, *_speed_cells(summary))
+    return table
+
+
+def _positions_table(group: list[Series]) -> Table:
+    table = Table(title="kept when judged, %, by position in the chain", title_justify="left")
+    table.box, table.padding, table.show_edge = box.SIMPLE_HEAD, (0, 0), False
+    table.add_column("batch ", justify="right", no_wrap=True)
+    table.add_column("prompts", overflow="fold")
+    for k in range(1, group[0].result.num_steps + 1):
+        table.add_column(f"{k:>4}", justify="right", no_wrap=True)
+    for one in group:
+        for place, summary in enumerate(one.summaries):
+            shares = ["-" if share is None else f"{100 * share:.0f}" for share in summary.acceptance]
+            table.add_row("" if place else f"{one.served.batch} ", summary.name, *shares)
+    return table
+
+
+def _interval(summary: Summary) -> str:
+    return f"{summary.tau_low:.2f}-{summary.tau_high:.2f}"
+
+
+def _kept(summary: Summary) -> str:
+    return " ".join("-" if share is None else f"{100 * share:.0f}" for share in summary.acceptance)
+
+
+def _speed_cells(summary: Summary) -> list[str]:
     return [
-        str(summary.prompts),
-        str(summary.verifies),
-        number(summary.tau, 3),
-        f"{summary.tau_low:.2f}-{summary.tau_high:.2f}",
-        " ".join("-" if share is None else f"{100 * share:.0f}" for share in summary.acceptance),
-        number(summary.tokens_per_second, 1),
-        number(summary.baseline_tokens_per_second, 1),
-        number(summary.speedup, 2, "x"),
+        number(summary.rate, 1),
+        number(summary.plain_rate, 1),
+        number(summary.gain, 2, "x"),
         "-" if summary.same_tokens is None else f"{summary.same_tokens}/{summary.prompts}",
     ]
 
