@@ -1,0 +1,387 @@
+"""SGLang as a server: started here or already running, with one draft wiring or none.
+
+What is asked on its command line, what it resolved that to, and whose layer-id convention it follows stand in
+`Session.facts`; where the server says something else than was asked, the measure stops with one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle3.atomic import read_json
+from eagle3.conventions import convention
+from eagle3.errors import ConfigError, RedraftError, WiringError
+from eagle3.wiring import Wiring
+from eval.engines.as_served import IDS, as_served
+from eval.engines.base import Ask, BatchRun, Generation, Session
+from eval.engines.client import JsonServer
+from eval.engines.flags import check_extra_args, draft_tokens
+from eval.engines.process import free_port, server_process
+from eval.engines.server_config import ServerConfig
+from eval.engines.sglang_build import Choice, choose_convention, find_build
+from eval.engines.sglang_counts import generation_from
+from eval.engines.target import check_served
+
+# Every spelling of a flag that the configuration decides, and the setting that does (server_args.py of 0.5.9 and
+# arg_groups/fields of 0.5.23).
+MANAGED = {
+    "--model-path": "target.path",
+    "--model": "target.path",
+    "--trust-remote-code": "target.trust_remote_code",
+    "--host": "eval.server.host",
+    "--port": "eval.server.port",
+    "--tp-size": "eval.server.tp",
+    "--tp": "eval.server.tp",
+    "--tensor-parallel-size": "eval.server.tp",
+    "--dtype": "eval.server.dtype",
+    "--speculative-algorithm": "eval.engine",
+    "--speculative-draft-model-path": "eval.engine",
+    "--speculative-draft-model": "eval.engine",
+    "--speculative-num-steps": "eval.num_steps",
+    "--speculative-eagle-topk": "eval.server.topk",
+    "--speculative-num-draft-tokens": "eval.server.draft_tokens",
+    "--disable-radix-cache": "the measure itself",
+    "--skip-tokenizer-init": "the measure itself",
+}
+# Values worth keeping beside a result, where the server reports them.
+REPORTED = (
+    "version",
+    "model_path",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "speculative_attention_mode",
+    "speculative_draft_attention_backend",
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "tp_size",
+    "dp_size",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "page_size",
+    "device",
+    "disable_radix_cache",
+    "disable_overlap_schedule",
+    "max_running_requests",
+    "max_total_num_tokens",
+    "random_seed",
+)
+Command = Callable[[str, Sequence[str]], list[str]]
+
+
+def sglang_command(python: str, flags: Sequence[str]) -> list[str]:
+    """The command that starts a server."""
+    return [python, "-m", "sglang.launch_server", *flags]
+
+
+class SGLangEngine:
+    """A target with a draft in SGLang.
+
+    Args:
+        target: folder of the target.
+        served: folder of the draft.
+        trained: wiring that the draft was trained on.
+        num_steps: proposals per verify.
+        cfg: how to reach or start the server.
+        work_dir: for the temporary folder and, without `cfg.log_dir`, the logs.
+        trust_remote_code: let the server run Python shipped in the target's folder.
+        command: builds the command line of a started server from the interpreter and the flags.
+
+    Raises:
+        ConfigError: settings that contradict one another.
+    """
+
+    name = "sglang"
+
+    def __init__(
+        self,
+        target: Path,
+        served: Path,
+        trained: Wiring,
+        num_steps: int,
+        cfg: ServerConfig,
+        work_dir: Path,
+        trust_remote_code: bool = False,
+        command: Command = sglang_command,
+    ) -> None:
+        cfg.validate()
+        self.target, self.served = Path(target).resolve(), Path(served).resolve()
+        self.trained, self.num_steps, self.cfg = trained, num_steps, cfg
+        self.work_dir, self.trust_remote_code = Path(work_dir), trust_remote_code
+        self.draft_tokens = draft_tokens(num_steps, cfg.topk, cfg.draft_tokens)
+        check_extra_args(cfg.extra_args, MANAGED)
+        self._command = command
+
+    @contextlib.contextmanager
+    def serve(self, wiring: Wiring | None) -> Iterator[Session]:
+        """A server that feeds the draft `wiring`; None = no draft. A started one is stopped on leaving.
+
+        Raises:
+            RedraftError: it does not start, is not reached, or serves something else than asked.
+            WiringError: this build cannot feed the wiring.
+        """
+        if wiring is not None:
+            check_served(wiring, self.trained.feature_width)
+        url = self.cfg.baseline_url if wiring is None else self.cfg.url
+        if url:
+            yield self._connect(url, wiring)
+        elif wiring is None and self.cfg.url:
+            raise ConfigError(
+                "plain decoding needs a server without a draft",
+                where="eval.server.baseline_url",
+                why="only eval.server.url is set, and that server speculates",
+                mend="start one and name it there, or set eval.baseline=false",
+            )
+        else:
+            with self._launch(wiring) as session:
+                yield session
+
+    # Started here
+
+    @contextlib.contextmanager
+    def _launch(self, wiring: Wiring | None) -> Iterator[Session]:
+        cfg = self.cfg
+        python = cfg.python or sys.executable
+        build = find_build(python, cfg.env, "sglang")
+        facts: dict[str, Any] = {"engine": self.name, "mode": "launched", "build": build.version}
+        with contextlib.ExitStack() as stack:
+            folder = None
+            if wiring is not None:
+                tree = Path(cfg.tree) if cfg.tree else build.tree
+                choice = choose_convention(cfg.convention, tree, build.version, self.target, wiring.model_type)
+                folder, ids = stack.enter_context(as_served(self.served, wiring, choice.name, self.work_dir))
+                facts |= _wiring_facts(wiring, choice, ids)
+            port = cfg.port or free_port(cfg.host)
+            flags = self._flags(folder, port)
+            log = Path(cfg.log_dir or self.work_dir) / f"sglang-{_label(wiring)}.log"
+            url = f"http://{_bracketed(cfg.host)}:{port}"
+            server = stack.enter_context(
+                server_process("SGLang", self._command(python, flags), url, log, _launch_env(cfg.env))
+            )
+            facts |= {"flags": flags, "log": str(log), "url": url}
+            server.wait_ready("/health", cfg.start_timeout_s)
+            http = JsonServer(url, cfg.request_timeout_s, cfg.retries, server.died)
+            info = server_info(http)
+            _check_resolved(self._asked(folder), info, url)
+            yield self._session(http, info, facts, wiring)
+
+    def _flags(self, folder: Path | None, port: int) -> list[str]:
+        cfg = self.cfg
+        flags = ["--model-path", str(self.target), "--host", cfg.host, "--port", str(port)]
+        flags += ["--tp-size", str(cfg.tp), "--dtype", cfg.dtype]
+        # A prefix cache would hand the second batch size the prompts that the first has computed.
+        flags += ["--disable-radix-cache"]
+        if self.trust_remote_code:
+            flags += ["--trust-remote-code"]
+        if folder is not None:
+            flags += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(folder)]
+            flags += ["--speculative-num-steps", str(self.num_steps)]
+            flags += ["--speculative-eagle-topk", str(self.cfg.topk)]
+            flags += ["--speculative-num-draft-tokens", str(self.draft_tokens)]
+        return [*flags, *cfg.extra_args]
+
+    def _asked(self, folder: Path | None) -> dict[str, Any]:
+        asked: dict[str, Any] = {"model_path": str(self.target), "tp_size": self.cfg.tp, "disable_radix_cache": True}
+        if self.cfg.dtype != "auto":
+            asked["dtype"] = self.cfg.dtype
+        if folder is None:
+            return {**asked, "speculative_algorithm": None}
+        return {**asked, **self._asked_speculation(), "speculative_draft_model_path": str(folder)}
+
+    def _asked_speculation(self) -> dict[str, Any]:
+        return {
+            "speculative_algorithm": "EAGLE3",
+            "speculative_num_steps": self.num_steps,
+            "speculative_eagle_topk": self.cfg.topk,
+            "speculative_num_draft_tokens": self.draft_tokens,
+        }
+
+    # Already running
+
+    def _connect(self, url: str, wiring: Wiring | None) -> Session:
+        http = JsonServer(url, self.cfg.request_timeout_s, self.cfg.retries)
+        info = server_info(http)
+        facts: dict[str, Any] = {"engine": self.name, "mode": "connected", "url": url, "build": info.get("version")}
+        _check_resolved(
+            {"speculative_algorithm": None} if wiring is None else self._asked_speculation(),
+            info,
+            url,
+            mend="restart that server with these values, or set eval.num_steps, eval.server.topk and "
+            "eval.server.draft_tokens to its own",
+        )
+        _check_name("the target", str(info.get("model_path", "")), self.target, url)
+        if wiring is not None:
+            facts |= self._connected_wiring(wiring, info, url)
+        if info.get("disable_radix_cache") is not True:
+            facts["prefix_cache"] = "on: prompts asked before are not computed again, so compare speeds with care"
+        return self._session(http, info, facts, wiring)
+
+    def _connected_wiring(self, wiring: Wiring, info: Mapping[str, Any], url: str) -> dict[str, Any]:
+        """What can be known of the ids a running server reads: its draft's `config.json`, where that path is ours too.
+
+        Raises:
+            WiringError: those ids feed other sites, or cannot be seen and another wiring than the trained is asked.
+        """
+        tree = Path(self.cfg.tree) if self.cfg.tree else None
+        choice = choose_convention(
+            self.cfg.convention, tree, str(info.get("version", "")), self.target, wiring.model_type
+        )
+        path = Path(str(info.get("speculative_draft_model_path") or ""))
+        if (path / "config.json").is_file():
+            ids = (read_json(path / "config.json").get("eagle_config") or {}).get(IDS)
+            wiring.check_same(
+                convention(choice.name).parse_like(ids, wiring, wiring.teacher),
+                where=f"{url}, draft {path}, ids {ids} as {choice.name} reads them",
+                mend="serve a draft folder whose ids are written for this build, or leave eval.server.url empty",
+            )
+            return {**_wiring_facts(wiring, choice, ids), "ids_seen": f"in {path / 'config.json'} on this machine"}
+        _check_name("the draft", str(path), self.served, url)
+        if wiring != self.trained:
+            raise WiringError(
+                "a running server feeds one wiring, and which one cannot be seen from here",
+                where=url,
+                why=f"asked for {', '.join(wiring.names)}; its draft's folder {path} is not on this machine",
+                mend="set eval.serve=[matched], or leave eval.server.url empty to start servers here",
+            )
+        unseen = "no: the ids that server reads are unverified; `python -m eval.probe live` measures what it feeds"
+        return {**_wiring_facts(wiring, choice, None), "ids_seen": unseen}
+
+    def _session(
+        self, http: JsonServer, info: Mapping[str, Any], facts: dict[str, Any], wiring: Wiring | None
+    ) -> Session:
+        facts["resolved"] = {key: info[key] for key in REPORTED if key in info}
+        facts["counters"] = "each verify counted whole; what it kept past an end token is taken off again"
+        steps = 0 if wiring is None else self.num_steps
+        return SGLangSession(http, facts, steps, self.draft_tokens, _slots(info))
+
+
+class SGLangSession:
+    """A server that is up.
+
+    Args:
+        http: the server.
+        facts: what is known of it.
+        num_steps: proposals per verify; 0 = no draft.
+        draft_tokens: tokens judged per verify.
+        slots: requests it runs at once; 0 = it does not say.
+    """
+
+    def __init__(
+        self, http: JsonServer, facts: dict[str, Any], num_steps: int, draft_tokens: int, slots: int = 0
+    ) -> None:
+        self.facts = facts
+        self._http, self._steps, self._draft_tokens, self._slots = http, num_steps, draft_tokens, slots
+
+    def run(
+        self,
+        prompts: Sequence[Ask],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        concurrency: int,
+        done: Callable[[int], None] | None = None,
+    ) -> BatchRun:
+        """Continue every prompt, `concurrency` at a time. A server that dies on the way costs what it had not answered.
+
+        Raises:
+            ServerGone: it was dead before the first prompt.
+            ConfigError: it runs fewer requests at once than `concurrency`.
+        """
+        if self._slots and concurrency > self._slots:
+            raise ConfigError(
+                "the server runs fewer requests at once",
+                where="eval.batch_sizes",
+                why=f"asked for {concurrency} at a time, {self._http.url} runs {self._slots}",
+                mend="lower eval.batch_sizes, or start the server with a larger --max-running-requests",
+            )
+
+        async def one(post: Callable[[str, Any], Awaitable[Any]], ask: Ask) -> Generation:
+            sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+            if temperature > 0:  # heeded by builds and back ends that sample deterministically
+                sampling["sampling_seed"] = ask.seed
+            began = time.perf_counter()
+            answer = await post("/generate", {"input_ids": ask.prompt_ids, "sampling_params": sampling})
+            return generation_from(answer, time.perf_counter() - began, self._steps, self._draft_tokens)
+
+        return self._http.ask_all(prompts, one, concurrency, done)
+
+
+def server_info(http: JsonServer) -> dict[str, Any]:
+    """The server's resolved settings; `/get_server_info` is the older name.
+
+    Raises:
+        RedraftError: it gives none.
+    """
+    try:
+        info = http.get("/server_info")
+    except RedraftError as err:
+        if "404" not in err.what:
+            raise
+        info = http.get("/get_server_info")
+    if not isinstance(info, dict):
+        raise RedraftError("not an SGLang server", where=http.url, why="/server_info is no JSON object")
+    return info
+
+
+def _check_resolved(
+    asked: Mapping[str, Any],
+    info: Mapping[str, Any],
+    where: str,
+    mend: str = "read the server's log for what it adjusted, and ask for values that this build takes as they are",
+) -> None:
+    differing = [
+        f"{key} is {info.get(key)!r}, asked {value!r}" for key, value in asked.items() if info.get(key) != value
+    ]
+    if differing:
+        raise RedraftError(
+            "the server runs with other values than asked", where=where, why="; ".join(differing), mend=mend
+        )
+
+
+def _check_name(what: str, found: str, expected: Path, url: str) -> None:
+    """Compare folder names: the whole path may differ between the server's machine and this one."""
+    if Path(found).name != expected.name:
+        raise RedraftError(
+            f"{what} of that server has another name",
+            where=url,
+            why=f"found {found!r}, expected a folder named {expected.name!r}",
+            mend="connect to the server of this model, or name the folders alike",
+        )
+
+
+def _slots(info: Mapping[str, Any]) -> int:
+    states = info.get("internal_states")
+    state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
+    value = state.get("effective_max_running_requests_per_dp") or info.get("max_running_requests")
+    return value if isinstance(value, int) else 0
+
+
+def _wiring_facts(wiring: Wiring, choice: Choice, ids: list[int] | None) -> dict[str, Any]:
+    return {
+        "wiring": wiring.names,
+        "convention": choice.name,
+        "convention_from": choice.source,
+        "ids": ids,
+        "note": convention(choice.name).note(wiring.model_type),
+    }
+
+
+def _launch_env(env: Mapping[str, str]) -> dict[str, str]:
+    return {"PYTHONUNBUFFERED": "1", **env}  # a log that breaks off in a buffer names no error
+
+
+def _label(wiring: Wiring | None) -> str:
+    return "plain" if wiring is None else "-".join(site.name.replace("layer_", "") for site in wiring.aux)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
