@@ -7,11 +7,14 @@ VENV   ?= .venv
 RUN    ?= runs/latest
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.ready-$(TORCH)
+SGLANG_VENV ?= .venv-sglang
+HARNESS     := tests/engines/sglang_cpu
+SGLANG_STAMP := $(SGLANG_VENV)/.ready
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test lint types eval-accept bench clean
+.PHONY: setup demo test lint types eval-accept bench clean sglang-cpu test-engines
 
 setup: $(STAMP)
 
@@ -27,6 +30,17 @@ demo: setup
 # One thread a process: two test processes with two threads each would spend their time waiting for one another.
 test: setup
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests -n 2 --dist loadfile
+
+# The real SGLang on a CPU, in a virtual environment of its own, for tests and small demonstrations.
+sglang-cpu: $(SGLANG_STAMP)
+
+$(SGLANG_STAMP): $(HARNESS)/requirements.txt $(HARNESS)/setup.sh
+	PYTHON=$(PYTHON) SGLANG_VENV=$(SGLANG_VENV) bash $(HARNESS)/setup.sh
+	touch $@
+
+# The tests that run the real engines, alone.
+test-engines: setup sglang-cpu
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/engines -n 2 --dist loadfile
 
 lint: setup
 	$(PY) -m ruff check .
@@ -44,4 +58,4 @@ bench: setup
 	$(PY) -m benchmarks.extract
 
 clean:
-	rm -rf $(VENV) runs targets .cache
+	rm -rf $(VENV) $(SGLANG_VENV) runs targets .cache
