@@ -40,20 +40,51 @@ class DataConfig:
 
 
 @dataclass
+class SGLangCaptureConfig:
+    """How SGLang is run, or reached, to read the target's hidden states."""
+
+    python: str = ""  # interpreter that has SGLang; "" = this one
+    env: dict[str, str] = field(default_factory=dict)  # variables for that interpreter
+    tp: int = 1  # GPUs that share the target
+    convention: str = "auto"  # whose layer ids this build reads: "auto" = its release's, or "sglang-..."
+    mem_fraction: float = 0.0  # share of GPU memory for weights and cache; 0 = SGLang's choice
+    extra_args: list[str] = field(default_factory=list)  # further server flags
+    start_timeout_s: float = 3600.0  # loading a target of a trillion parameters takes its time
+    timeout_s: float = 600.0  # one forward pass, or one HTTP request
+    url: str = ""  # sglang_http: server that returns aux hidden states
+    teacher_url: str = ""  # sglang_http: server of the same target that returns last-layer hidden states
+
+    def validate(self, backend: str) -> None:
+        """Raise ConfigError on the first bad field."""
+        require(self.tp >= 1, "capture.sglang.tp", self.tp, "a positive integer")
+        require(0.0 <= self.mem_fraction < 1.0, "capture.sglang.mem_fraction", self.mem_fraction, "a share in [0, 1)")
+        for name in ("start_timeout_s", "timeout_s"):
+            require(getattr(self, name) > 0, f"capture.sglang.{name}", getattr(self, name), "seconds above 0")
+        if backend == "sglang_http":
+            for name in ("url", "teacher_url"):
+                value = getattr(self, name)
+                web = value.startswith(("http://", "https://"))
+                require(web, f"capture.sglang.{name}", value, "the address of a server, http://host:port")
+
+
+@dataclass
 class CaptureConfig:
     """How the target is run to read its hidden states."""
 
-    backend: str = "hf"
-    device: str = "auto"  # "auto", "cpu", "cuda"
-    compute_dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU
+    backend: str = "hf"  # "hf"; "sglang": its model code, in a process of its own; "sglang_http": running servers
+    device: str = "auto"  # hf: "auto", "cpu", "cuda"
+    compute_dtype: str = "auto"  # hf: float32 on CPU, bfloat16 on GPU; sglang: the target's 16-bit type, or bfloat16
     batch_tokens: int = 4096  # padded tokens per forward pass
+    sglang: SGLangCaptureConfig = field(default_factory=SGLangCaptureConfig)
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
-        require(self.backend == "hf", "capture.backend", self.backend, "hf")
+        backends = ("hf", "sglang", "sglang_http")
+        require(self.backend in backends, "capture.backend", self.backend, " or ".join(backends))
         require(self.batch_tokens > 0, "capture.batch_tokens", self.batch_tokens, "a positive integer")
         dtypes = ("auto", "float32", "bfloat16", "float16")
         require(self.compute_dtype in dtypes, "capture.compute_dtype", self.compute_dtype, " or ".join(dtypes))
+        self.sglang.validate(self.backend)
 
 
 @dataclass

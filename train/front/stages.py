@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from data_prep.capture.hf import HFCapture
 from data_prep.extract import extract
 from data_prep.prepare import count_supervised, load_prepared, prepare
 from data_prep.store import Store, StoreManifest
@@ -19,8 +18,8 @@ from eagle3.atomic import read_json, sha256_file
 from eagle3.checkpoint import load_state, save_served
 from eagle3.draft import DraftShape, Eagle3Draft
 from eagle3.errors import IntegrityError
-from eagle3.hf_model import choose_device, choose_dtype
 from eagle3.vocab import build_draft_vocab, load_vocab, save_vocab, vocab_from_maps, vocab_key
+from train.front.capture import CaptureChoice
 from train.front.console import console, progress_bar, size_text
 from train.front.context import Run
 from train.front.draft_shape import target_shape
@@ -75,16 +74,14 @@ def prepared_manifest(run: Run) -> dict[str, Any]:
     return read_json(run.prepared / "manifest.json", mend="run the prepare stage first")
 
 
-def store_manifest(run: Run, prepared: dict[str, Any]) -> StoreManifest:
-    """Identity of the store this run extracts into."""
-    device = choose_device(run.config.capture.device)
-    dtype = choose_dtype(run.config.capture.compute_dtype, device)
+def store_manifest(run: Run, prepared: dict[str, Any], capture: dict[str, Any]) -> StoreManifest:
+    """Identity of the store this run extracts into; `capture` says how its states are computed."""
     return StoreManifest(
         wiring=run.wiring,
         target=run.identity,
         tokenizer_hash=prepared["tokenizer_hash"],
         template_hash=prepared["template_hash"],
-        capture={"backend": run.config.capture.backend, "compute_dtype": str(dtype).removeprefix("torch.")},
+        capture=capture,
     )
 
 
@@ -92,23 +89,18 @@ def extract_stage(run: Run) -> dict[str, Any]:
     """Tokens -> hidden states at the wiring's sites, on disk."""
     from datasets import concatenate_datasets
 
-    prepared, capture = prepared_manifest(run), run.config.capture
-    manifest = store_manifest(run, prepared)
-    record = StageRecord(run.store / "stage.json", {"store": manifest.to_dict(), "content": prepared["content"]})
+    prepared, choice = prepared_manifest(run), CaptureChoice(run)
+    asked = store_manifest(run, prepared, choice.settings)
+    record = StageRecord(run.store / "stage.json", {"store": asked.to_dict(), "content": prepared["content"]})
     if not skip(record):
+        manifest = store_manifest(run, prepared, choice.identity)
         record.begin()
         rows = concatenate_datasets([load_prepared(run.prepared, split) for split in ("train", "val")])
         tokens = sum(prepared["counts"][split]["tokens"] for split in ("train", "val"))
 
-        def backend() -> HFCapture:
-            trust = run.config.target.trust_remote_code
-            return HFCapture(
-                run.target_path, run.wiring, capture.device, capture.compute_dtype, trust_remote_code=trust
-            )
-
-        with progress_bar("hidden states", tokens, "tokens") as advance:
-            shard_tokens = run.config.store.shard_tokens
-            done = extract(rows, backend, run.store, manifest, capture.batch_tokens, shard_tokens, advance)
+        with progress_bar("hidden states", tokens, "tokens") as advance, choice.open() as backend:
+            sizes = (run.config.capture.batch_tokens, run.config.store.shard_tokens)
+            done = extract(rows, backend, run.store, manifest, *sizes, advance)
         console.print(
             f"      captured {done.tokens:,} tokens of {done.records:,} records; {done.found_done:,} were there"
         )

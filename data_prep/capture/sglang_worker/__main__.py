@@ -1,6 +1,7 @@
-"""Entry: `python sglang_worker <reply-fd> <parent-pid>`, a job as one JSON line on stdin, then one line a batch.
+"""Entry: `python sglang_worker <parent-pid> <reply-fd> <states-fd>`; a job as one JSON line on stdin, then the batches.
 
-Replies are JSON lines on `reply-fd`; stdout and stderr are the log. Ends when stdin ends, and never outlives the
+Replies are JSON lines on `reply-fd`; the states of the latest batch lie in the file `states-fd` as safetensors; stdout
+and stderr are the log. Ends when stdin ends, and never outlives the
 parent: the kernel kills it, and each rank with it.
 """
 
@@ -83,14 +84,14 @@ def watch(processes: list[Any], leader: worker_rank.Leader) -> None:
             os._exit(1)
 
 
-def work(job: dict[str, Any], reply: Any) -> None:
+def work(job: dict[str, Any], reply: Any, states_fd: int) -> None:
     """Set the engine up and serve until stdin ends."""
     bench = worker_rank.benchmark()
     arguments = server_arguments(job, bench)
     bench._set_envs_and_config(arguments)
     ports = bench.PortArgs.init_new(arguments)
     pipes, processes = start_followers(job, bench, arguments, ports)
-    leader = worker_rank.Leader(reply, pipes)
+    leader = worker_rank.Leader(reply, states_fd, pipes)
     threading.Thread(target=watch, args=(processes, leader), daemon=True).start()
     with bench.maybe_reindex_device_id(0) as gpu:
         worker_rank.run_rank(job, arguments, ports, gpu, 0, leader)
@@ -98,10 +99,10 @@ def work(job: dict[str, Any], reply: Any) -> None:
 
 def main() -> int:
     """Serve; a failure becomes one reply line and exit code 1, its traceback goes to the log."""
-    worker_rank.die_with(int(sys.argv[2]))
-    reply = os.fdopen(int(sys.argv[1]), "w")
+    worker_rank.die_with(int(sys.argv[1]))
+    reply = os.fdopen(int(sys.argv[2]), "w")
     try:
-        work(json.loads(sys.stdin.readline()), reply)
+        work(json.loads(sys.stdin.readline()), reply, int(sys.argv[3]))
     except torch.OutOfMemoryError as err:
         _fail(reply, "memory", err)
         raise

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from worker_taps import Decoder, Taps, disagreement, probe
 
 PR_SET_PDEATHSIG = 1
@@ -105,11 +105,16 @@ class Captured:
         """A sample of the states, for the ranks to compare."""
         return probe({"aux": self.aux, "teacher": self.teacher})
 
-    def save(self, path: str) -> None:
-        """Write tokens, states and, where measured, sites as safetensors."""
+    def write(self, fd: int) -> int:
+        """Write tokens, states and, where measured, sites as safetensors into file `fd`. Returns the bytes written."""
         tensors = {"tokens": self.taps.tokens, "aux": self.aux, "teacher": self.teacher}
         tensors.update({f"site.{name}": state for name, state in self.taps.sites.items()})
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
+        data = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.seek(0)
+            file.truncate(0)
+            file.write(data)
+        return len(data)
 
 
 class RankCapture:
@@ -193,8 +198,8 @@ class Follower:
 class Leader:
     """Rank 0: hears the parent, passes commands on, compares the ranks and writes the states."""
 
-    def __init__(self, reply: Any, followers: dict[int, Any]) -> None:
-        self.reply, self.followers = reply, followers
+    def __init__(self, reply: Any, states_fd: int, followers: dict[int, Any]) -> None:
+        self.reply, self.states_fd, self.followers = reply, states_fd, followers
         self.closing = False  # from here on the other ranks may end
 
     def say(self, event: str, **facts: Any) -> None:
@@ -223,9 +228,9 @@ class Leader:
         """Compare the ranks' samples, write the states, tell the parent."""
         mine = batch.probe()
         ranks = {str(rank): disagreement(mine, other) for rank, other in self._hear().items()}
-        batch.save(command["file"])
+        size = batch.write(self.states_fd)
         records = [{"key": key, "rows": rows} for key, rows in zip(batch.keys, batch.rows, strict=True)]
-        self.say("batch", batch=command["batch"], records=records, ranks=ranks)
+        self.say("batch", batch=command["batch"], records=records, ranks=ranks, bytes=size)
 
     def _tell(self, command: dict[str, Any]) -> None:
         for pipe in self.followers.values():

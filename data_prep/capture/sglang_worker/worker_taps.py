@@ -70,7 +70,9 @@ class Taps:
         ]
         for k, layer in enumerate(self.decoder.layers if self.measure else ()):
             name = "embedding" if k == 0 else f"layer_{k}"
-            self._handles.append(layer.input_layernorm.register_forward_pre_hook(self._entering(name)))
+            layer_norm = getattr(layer, "input_layernorm", None)
+            if layer_norm is not None:
+                self._handles.append(layer_norm.register_forward_pre_hook(self._entering(name)))
         return self
 
     def __exit__(self, *_: object) -> None:
