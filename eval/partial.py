@@ -10,7 +10,7 @@ from eagle3.atomic import read_json, sha256_json, write_json
 from eagle3.errors import IntegrityError
 from eval.engines.base import BatchRun, Generation
 
-IDENTITY = ("version", "convention", "ids")  # facts that make two servers two different measurements
+IDENTITY = ("build", "convention", "ids")  # facts that make two servers two different measurements
 
 
 class Partial:

@@ -244,10 +244,10 @@ def _differing(series: Series, prompts: Sequence[PromptResult]) -> list[str]:
 
 def _servers_apart(series: Series) -> list[str]:
     """Speeds of two builds do not compare."""
-    mine, plain = series.served.facts.get("version"), series.result.plain_facts.get("version")
+    mine, plain = series.served.facts.get("build"), series.result.plain_facts.get("build")
     if mine is None or plain is None or mine == plain:
         return []
-    return [f"The draft ran on version {mine} of the server, plain decoding on {plain}: the speeds do not compare."]
+    return [f"The draft ran on build {mine} of the server, plain decoding on {plain}: the speeds do not compare."]
 
 
 def _samples(series: Series) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from eagle3.atomic import sha256_json
 from eagle3.conventions import explain
 from eagle3.errors import RedraftError
 from eagle3.wiring import Wiring
@@ -92,14 +93,15 @@ def measure_served(
         DataError: a prompt cannot be rendered.
     """
     same = {name: value for name, value in asdict(cfg).items() if name not in NOT_OF_A_BATCH}
+    asks = {
+        one.name: [Ask(p.id, encode_prompt(tokenizer, p, template_kwargs), cfg.seed) for p in one.prompts]
+        for one in prompt_sets
+    }
     work = _Work(
         engine,
         cfg,
-        {
-            one.name: [Ask(p.id, encode_prompt(tokenizer, p, template_kwargs), cfg.seed) for p in one.prompts]
-            for one in prompt_sets
-        },
-        {one.name: f"{one.name} {one.key}" for one in prompt_sets},
+        asks,
+        {name: f"{name} {sha256_json([asdict(ask) for ask in some])[:16]}" for name, some in asks.items()},
         Partial(Path(folder) / "partial.json", {**same, **(identity or {})}),
         advance or _ignore,
     )
@@ -147,7 +149,7 @@ class _Work:
     engine: ServedEngine
     cfg: EvalConfig
     asks: dict[str, list[Ask]]  # set name -> prompts
-    keys: dict[str, str]  # set name -> its name with the hash of its content
+    keys: dict[str, str]  # set name -> its name with the hash of its tokens
     partial: Partial
     advance: Callable[[int], None]
 

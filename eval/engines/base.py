@@ -101,7 +101,7 @@ class BatchRun:
 class Session(Protocol):
     """A server that is up, with one draft wiring or none."""
 
-    facts: dict[str, Any]  # version, convention, ids written, flags asked, values resolved, log file, url, mode
+    facts: dict[str, Any]  # build (its version), convention, ids written, flags asked, values resolved, log, url, mode
 
     def run(
         self,

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from eagle3.atomic import read_json, sha256_file
+from eagle3.atomic import read_json, sha256_file, sha256_json
 from eagle3.checkpoint import load_served
 from eagle3.errors import RedraftError
 from eagle3.hf_model import choose_device, choose_dtype, load_target
 from eagle3.wiring import Wiring
 from eval.accept import count_generations, measure
+from eval.config import EvalConfig
+from eval.engines.base import ServedEngine
 from eval.engines.local import LocalEngine
-from eval.prompts import read_prompt_sets
+from eval.prompts import PromptSet, read_prompt_sets
 from eval.report import write_report
+from eval.results import AcceptResult
+from eval.served import count_served, measure_served
 from train.front.console import console, progress_bar
 from train.front.context import Run
 from train.front.records import StageRecord, skip
 from train.track import Tracker
+
+PROBED_URL = "http://127.0.0.1:30000"  # of a server started for the probe by the command that an alarm prints
+# Settings of a server that do not bear on what it computes.
+NOT_BEHAVIOUR = ("host", "port", "start_timeout_s", "request_timeout_s", "retries", "log_dir")
 
 
 def predicted_acceptance(run: Run) -> list[float] | None:
@@ -32,24 +40,73 @@ def eval_stage(run: Run) -> dict[str, Any]:
     """Served folder -> accept length, table, picture, report.
 
     Raises:
-        RedraftError: there is no served folder, or it does not fit the run's target or wiring.
+        RedraftError: there is no served folder, it does not fit the run's target or wiring, or the server fails.
     """
     if not (run.served / "config.json").exists():
         raise RedraftError("no served draft", where=str(run.served), mend="run the export stage first")
     cfg, folder = run.config.eval, run.run_dir / "eval"
-    inputs = {
-        "eval": asdict(cfg),
+    prompt_sets = read_prompt_sets(cfg.prompt_sets, cfg.max_prompts)
+    record = StageRecord(folder / "stage.json", eval_inputs(run, prompt_sets))
+    facts = {"accept length": f"{folder / 'report.html'} (and results.json, table.txt, accept.png beside it)"}
+    if not (cfg.engine != "local" and cfg.server.connects) and skip(record):  # a running server may have changed
+        console.print((folder / "table.txt").read_text(encoding="utf-8"))
+        return facts
+    record.begin()
+    result = measure_locally(run, prompt_sets) if cfg.engine == "local" else measure_in_server(run, prompt_sets)
+    write_report(result, folder, console)
+    if has_failures(result):
+        console.print("      some prompts failed: the same command tries their batches again", style="yellow")
+    else:
+        record.finish()
+    return facts
+
+
+def eval_inputs(run: Run, prompt_sets: list[PromptSet]) -> dict[str, Any]:
+    """Everything that the figures depend on."""
+    settings = asdict(run.config.eval)
+    del settings["server"], settings["prompt_sets"]
+    return {
+        "eval": settings,
+        "server": server_settings(run.config.eval),
         "draft": sha256_file(run.served / "model.safetensors"),
         "target": run.identity,
-        "prompts": [sha256_file(path) for path in map(Path, cfg.prompt_sets)],
+        "prompts": [[one.name, one.key] for one in prompt_sets],
+        "template": run.config.data.template_kwargs,
     }
-    record = StageRecord(folder / "stage.json", inputs)
-    if skip(record):
-        console.print((folder / "table.txt").read_text(encoding="utf-8"))
-        return {"accept length": folder / "report.html"}
-    record.begin()
+
+
+def server_settings(cfg: EvalConfig) -> dict[str, Any]:
+    """Settings of the server that bear on what it does; the environment only as a hash, for it may hold secrets."""
+    if cfg.engine == "local":
+        return {}
+    settings = {name: value for name, value in asdict(cfg.server).items() if name not in NOT_BEHAVIOUR}
+    return {**settings, "env": sha256_json(settings["env"])}
+
+
+def has_failures(result: AcceptResult) -> bool:
+    """Whether any prompt is missing from the figures."""
+    return bool(result.plain_failures) or any(one.failures for one in result.served)
+
+
+def common_arguments(run: Run) -> dict[str, Any]:
+    """What both measures are told."""
+    return {
+        "tokenizer": run.tokenizer,
+        "title": run.config.name,
+        "target": run.config.target.name,
+        "draft": str(run.served),
+        "predicted_acceptance": predicted_acceptance(run),
+        "commands": ["python " + shlex.join(sys.argv)],
+        "next_commands": next_commands(run),
+        "template_kwargs": run.config.data.template_kwargs,
+        "log": lambda figures: track(run, figures),
+    }
+
+
+def measure_locally(run: Run, prompt_sets: list[PromptSet]) -> AcceptResult:
+    """In this process, one text at a time."""
+    cfg = run.config.eval
     draft, trained, _ = load_served(run.served, run.weights.embedding(), wiring=run.wiring)
-    prompt_sets = read_prompt_sets(cfg.prompt_sets, cfg.max_prompts)
     device = choose_device(run.config.capture.device)
     dtype = choose_dtype(run.config.capture.compute_dtype, device)
     target = load_target(run.target_path, device, dtype, run.config.target.trust_remote_code, with_head=True)
@@ -58,24 +115,75 @@ def eval_stage(run: Run) -> dict[str, Any]:
         return LocalEngine(target, draft, wiring)
 
     with progress_bar("continuations", count_generations(prompt_sets, cfg, trained), "texts") as advance:
-        result = measure(
+        return measure(engine, prompt_sets, cfg, trained=trained, advance=advance, **common_arguments(run))
+
+
+def measure_in_server(run: Run, prompt_sets: list[PromptSet]) -> AcceptResult:
+    """In SGLang or vLLM, at every batch size asked for."""
+    cfg, folder = run.config.eval, run.run_dir / "eval"
+    # Read back strictly first: engines skip names they do not know, and serve missing weights as they were allocated.
+    _, trained, _ = load_served(run.served, run.weights.embedding(), wiring=run.wiring)
+    engine = server_engine(run, trained)
+    identity = {name: value for name, value in eval_inputs(run, []).items() if name in ("server", "draft", "target")}
+    with progress_bar("continuations", count_served(prompt_sets, cfg, trained), "texts") as advance:
+        return measure_served(
             engine,
             prompt_sets,
             cfg,
-            tokenizer=run.tokenizer,
             trained=trained,
-            title=run.config.name,
-            target=run.config.target.name,
-            draft=str(run.served),
-            predicted_acceptance=predicted_acceptance(run),
-            commands=["python " + " ".join(sys.argv)],
-            template_kwargs=run.config.data.template_kwargs,
+            folder=folder,
+            identity=identity,
             advance=advance,
-            log=lambda figures: track(run, figures),
+            **common_arguments(run),
         )
-    write_report(result, folder, console)
-    record.finish()
-    return {"accept length": f"{folder / 'report.html'} (and results.json, table.txt, accept.png beside it)"}
+
+
+def server_engine(run: Run, trained: Wiring) -> ServedEngine:
+    """The adapter of `eval.engine`."""
+    cfg = run.config.eval
+    work_dir, trust = run.run_dir / "eval" / "server", run.config.target.trust_remote_code
+    arguments = (run.target_path, run.served, trained, cfg.num_steps, cfg.server, work_dir, trust)
+    if cfg.engine == "sglang":
+        from eval.engines.sglang import SGLangEngine
+
+        return SGLangEngine(*arguments)
+    from eval.engines.vllm import VLLMEngine
+
+    return VLLMEngine(*arguments)
+
+
+def next_commands(run: Run) -> list[str]:
+    """What finds out why served and predicted accept length part: what the draft was trained on, what it is fed."""
+    cfg, target, served = run.config.eval, str(run.target_path), str(run.served)
+    stored = ["--store", str(run.store)] if (run.store / "manifest.json").exists() else []
+    commands = [["python", "-m", "eval.probe", "draft", "--draft", served, "--target", target, *stored]]
+    if cfg.engine == "sglang":
+        url = cfg.server.url or PROBED_URL
+        if not cfg.server.url:
+            commands.append(probed_server(run))
+        commands.append(["python", "-m", "eval.probe", "live", "--url", url, "--target", target, "--draft", served])
+    return [shlex.join(command) for command in commands]
+
+
+def probed_server(run: Run) -> list[str]:
+    """The command that starts a server which hands out what it feeds the draft."""
+    cfg = run.config.eval
+    server, steps = cfg.server, cfg.num_steps
+    options = {
+        "model-path": run.target_path,
+        "port": PROBED_URL.rpartition(":")[2],
+        "tp-size": server.tp,
+        "dtype": server.dtype,
+        "speculative-algorithm": "EAGLE3",
+        "speculative-draft-model-path": run.served,
+        "speculative-num-steps": steps,
+        "speculative-eagle-topk": server.topk,
+        "speculative-num-draft-tokens": server.draft_tokens or steps + 1,
+        "chunked-prefill-size": -1,
+    }
+    flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    switches = ["--disable-radix-cache", "--enable-return-aux-hidden-states"]
+    return [server.python or "python", "-m", "sglang.launch_server", *flags, *switches, *server.extra_args]
 
 
 def track(run: Run, figures: dict[str, float]) -> None:
