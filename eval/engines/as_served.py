@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,21 @@ def as_served(served: Path, wiring: Wiring, convention_name: str, work_dir: Path
         IntegrityError: `served` has no readable `config.json`.
     """
     config, ids = served_config_for(read_json(served / CONFIG), wiring, convention_name)
+    with _linked(served, config, work_dir) as folder:
+        yield folder, ids
+
+
+@contextlib.contextmanager
+def as_written(served: Path, ids: Sequence[int], work_dir: Path) -> Iterator[tuple[Path, list[int]]]:
+    """As `as_served`, for SGLang, with `ids` unchecked: to see what a build does with ids it may not be fit for."""
+    config = read_json(served / CONFIG)
+    config["eagle_config"] = {**config.get("eagle_config", {}), IDS: list(ids)}
+    with _linked(served, config, work_dir) as folder:
+        yield folder, list(ids)
+
+
+@contextlib.contextmanager
+def _linked(served: Path, config: dict[str, Any], work_dir: Path) -> Iterator[Path]:
     work_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="as_served-", dir=work_dir.resolve()) as name:
         folder = Path(name)
@@ -42,7 +57,7 @@ def as_served(served: Path, wiring: Wiring, convention_name: str, work_dir: Path
             if file.name != CONFIG:
                 (folder / file.name).symlink_to(file)
         write_json(folder / CONFIG, config)
-        yield folder, ids
+        yield folder
 
 
 def served_config_for(config: dict[str, Any], wiring: Wiring, convention_name: str) -> tuple[dict[str, Any], list[int]]:

@@ -10,20 +10,19 @@ import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from eagle3.atomic import read_json
-from eagle3.conventions import convention
-from eagle3.errors import ConfigError, RedraftError, WiringError
+from eagle3.errors import RedraftError
 from eagle3.wiring import Wiring
-from eval.engines.as_served import IDS, as_served
+from eval.engines.as_served import IDS, as_served, as_written
 from eval.engines.base import Ask, BatchRun, Generation, Session
 from eval.engines.client import JsonServer
 from eval.engines.flags import check_extra_args, draft_tokens
-from eval.engines.process import free_port, server_process
+from eval.engines.launch import check_name, check_resolved, check_slots, joined_wiring, launched, url_for, wiring_facts
 from eval.engines.server_config import ServerConfig
-from eval.engines.sglang_build import Choice, choose_convention, find_build
+from eval.engines.sglang_build import Choice, check_feeds, choose_convention, find_build
 from eval.engines.sglang_counts import generation_from
 from eval.engines.target import check_served
 
@@ -95,6 +94,7 @@ class SGLangEngine:
         work_dir: for the temporary folder and, without `cfg.log_dir`, the logs.
         trust_remote_code: let the server run Python shipped in the target's folder.
         command: builds the command line of a started server from the interpreter and the flags.
+        ids: written as they are instead of the build's own for the wiring, unchecked, to see what it does with them.
 
     Raises:
         ConfigError: settings that contradict one another.
@@ -112,6 +112,7 @@ class SGLangEngine:
         work_dir: Path,
         trust_remote_code: bool = False,
         command: Command = sglang_command,
+        ids: Sequence[int] | None = None,
     ) -> None:
         cfg.validate()
         self.target, self.served = Path(target).resolve(), Path(served).resolve()
@@ -119,7 +120,7 @@ class SGLangEngine:
         self.work_dir, self.trust_remote_code = Path(work_dir), trust_remote_code
         self.draft_tokens = draft_tokens(num_steps, cfg.topk, cfg.draft_tokens)
         check_extra_args(cfg.extra_args, MANAGED)
-        self._command = command
+        self._command, self._ids = command, ids
 
     @contextlib.contextmanager
     def serve(self, wiring: Wiring | None) -> Iterator[Session]:
@@ -131,16 +132,9 @@ class SGLangEngine:
         """
         if wiring is not None:
             check_served(wiring, self.trained.feature_width)
-        url = self.cfg.baseline_url if wiring is None else self.cfg.url
+        url = url_for(self.cfg, wiring)
         if url:
             yield self._connect(url, wiring)
-        elif wiring is None and self.cfg.url:
-            raise ConfigError(
-                "plain decoding needs a server without a draft",
-                where="eval.server.baseline_url",
-                why="only eval.server.url is set, and that server speculates",
-                mend="start one and name it there, or set eval.baseline=false",
-            )
         else:
             with self._launch(wiring) as session:
                 yield session
@@ -152,27 +146,34 @@ class SGLangEngine:
         cfg = self.cfg
         python = cfg.python or sys.executable
         build = find_build(python, cfg.env, "sglang")
-        facts: dict[str, Any] = {"engine": self.name, "mode": "launched", "build": build.version}
+        facts: dict[str, Any] = {"engine": self.name, "build": build.version}
         with contextlib.ExitStack() as stack:
             folder = None
             if wiring is not None:
                 tree = Path(cfg.tree) if cfg.tree else build.tree
                 choice = choose_convention(cfg.convention, tree, build.version, self.target, wiring.model_type)
-                folder, ids = stack.enter_context(as_served(self.served, wiring, choice.name, self.work_dir))
-                facts |= _wiring_facts(wiring, choice, ids)
-            port = cfg.port or free_port(cfg.host)
-            flags = self._flags(folder, port)
-            log = Path(cfg.log_dir or self.work_dir) / f"sglang-{_label(wiring)}.log"
-            url = f"http://{_bracketed(cfg.host)}:{port}"
-            server = stack.enter_context(
-                server_process("SGLang", self._command(python, flags), url, log, _launch_env(cfg.env))
+                if self._ids is None:
+                    check_feeds(choice, wiring, cfg.extra_args)
+                folder, ids = stack.enter_context(self._folder(wiring, choice))
+                facts |= wiring_facts(wiring, choice, ids)
+            http, how = stack.enter_context(
+                launched(
+                    self.name,
+                    wiring,
+                    cfg,
+                    lambda port: self._command(python, self._flags(folder, port)),
+                    self.work_dir,
+                    {},
+                )
             )
-            facts |= {"flags": flags, "log": str(log), "url": url}
-            server.wait_ready("/health", cfg.start_timeout_s)
-            http = JsonServer(url, cfg.request_timeout_s, cfg.retries, server.died)
             info = server_info(http)
-            _check_resolved(self._asked(folder), info, url)
-            yield self._session(http, info, facts, wiring)
+            check_resolved(self._asked(folder), info, http.url)
+            yield self._session(http, info, facts | how, wiring)
+
+    def _folder(self, wiring: Wiring, choice: Choice) -> AbstractContextManager[tuple[Path, list[int]]]:
+        if self._ids is not None:
+            return as_written(self.served, self._ids, self.work_dir)
+        return as_served(self.served, wiring, choice.name, self.work_dir)
 
     def _flags(self, folder: Path | None, port: int) -> list[str]:
         cfg = self.cfg
@@ -211,49 +212,23 @@ class SGLangEngine:
         http = JsonServer(url, self.cfg.request_timeout_s, self.cfg.retries)
         info = server_info(http)
         facts: dict[str, Any] = {"engine": self.name, "mode": "connected", "url": url, "build": info.get("version")}
-        _check_resolved(
+        check_resolved(
             {"speculative_algorithm": None} if wiring is None else self._asked_speculation(),
             info,
             url,
             mend="restart that server with these values, or set eval.num_steps, eval.server.topk and "
             "eval.server.draft_tokens to its own",
         )
-        _check_name("the target", str(info.get("model_path", "")), self.target, url)
+        check_name("the target", str(info.get("model_path", "")), self.target, url)
         if wiring is not None:
-            facts |= self._connected_wiring(wiring, info, url)
+            tree = Path(self.cfg.tree) if self.cfg.tree else None
+            version = str(info.get("version", ""))
+            choice = choose_convention(self.cfg.convention, tree, version, self.target, wiring.model_type)
+            said = str(info.get("speculative_draft_model_path") or "")
+            facts |= joined_wiring(wiring, self.trained, self.served, choice, said, _ids_read, url)
         if info.get("disable_radix_cache") is not True:
             facts["prefix_cache"] = "on: prompts asked before are not computed again, so compare speeds with care"
         return self._session(http, info, facts, wiring)
-
-    def _connected_wiring(self, wiring: Wiring, info: Mapping[str, Any], url: str) -> dict[str, Any]:
-        """What can be known of the ids a running server reads: its draft's `config.json`, where that path is ours too.
-
-        Raises:
-            WiringError: those ids feed other sites, or cannot be seen and another wiring than the trained is asked.
-        """
-        tree = Path(self.cfg.tree) if self.cfg.tree else None
-        choice = choose_convention(
-            self.cfg.convention, tree, str(info.get("version", "")), self.target, wiring.model_type
-        )
-        path = Path(str(info.get("speculative_draft_model_path") or ""))
-        if (path / "config.json").is_file():
-            ids = (read_json(path / "config.json").get("eagle_config") or {}).get(IDS)
-            wiring.check_same(
-                convention(choice.name).parse_like(ids, wiring, wiring.teacher),
-                where=f"{url}, draft {path}, ids {ids} as {choice.name} reads them",
-                mend="serve a draft folder whose ids are written for this build, or leave eval.server.url empty",
-            )
-            return {**_wiring_facts(wiring, choice, ids), "ids_seen": f"in {path / 'config.json'} on this machine"}
-        _check_name("the draft", str(path), self.served, url)
-        if wiring != self.trained:
-            raise WiringError(
-                "a running server feeds one wiring, and which one cannot be seen from here",
-                where=url,
-                why=f"asked for {', '.join(wiring.names)}; its draft's folder {path} is not on this machine",
-                mend="set eval.serve=[matched], or leave eval.server.url empty to start servers here",
-            )
-        unseen = "no: the ids that server reads are unverified; `python -m eval.probe live` measures what it feeds"
-        return {**_wiring_facts(wiring, choice, None), "ids_seen": unseen}
 
     def _session(
         self, http: JsonServer, info: Mapping[str, Any], facts: dict[str, Any], wiring: Wiring | None
@@ -296,13 +271,7 @@ class SGLangSession:
             ServerGone: it was dead before the first prompt.
             ConfigError: it runs fewer requests at once than `concurrency`.
         """
-        if self._slots and concurrency > self._slots:
-            raise ConfigError(
-                "the server runs fewer requests at once",
-                where="eval.batch_sizes",
-                why=f"asked for {concurrency} at a time, {self._http.url} runs {self._slots}",
-                mend="lower eval.batch_sizes, or start the server with a larger --max-running-requests",
-            )
+        check_slots(self._slots, concurrency, self._http.url, "--max-running-requests")
 
         async def one(post: Callable[[str, Any], Awaitable[Any]], ask: Ask) -> Generation:
             sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
@@ -332,32 +301,6 @@ def server_info(http: JsonServer) -> dict[str, Any]:
     return info
 
 
-def _check_resolved(
-    asked: Mapping[str, Any],
-    info: Mapping[str, Any],
-    where: str,
-    mend: str = "read the server's log for what it adjusted, and ask for values that this build takes as they are",
-) -> None:
-    differing = [
-        f"{key} is {info.get(key)!r}, asked {value!r}" for key, value in asked.items() if info.get(key) != value
-    ]
-    if differing:
-        raise RedraftError(
-            "the server runs with other values than asked", where=where, why="; ".join(differing), mend=mend
-        )
-
-
-def _check_name(what: str, found: str, expected: Path, url: str) -> None:
-    """Compare folder names: the whole path may differ between the server's machine and this one."""
-    if Path(found).name != expected.name:
-        raise RedraftError(
-            f"{what} of that server has another name",
-            where=url,
-            why=f"found {found!r}, expected a folder named {expected.name!r}",
-            mend="connect to the server of this model, or name the folders alike",
-        )
-
-
 def _slots(info: Mapping[str, Any]) -> int:
     states = info.get("internal_states")
     state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
@@ -365,23 +308,5 @@ def _slots(info: Mapping[str, Any]) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _wiring_facts(wiring: Wiring, choice: Choice, ids: list[int] | None) -> dict[str, Any]:
-    return {
-        "wiring": wiring.names,
-        "convention": choice.name,
-        "convention_from": choice.source,
-        "ids": ids,
-        "note": convention(choice.name).note(wiring.model_type),
-    }
-
-
-def _launch_env(env: Mapping[str, str]) -> dict[str, str]:
-    return {"PYTHONUNBUFFERED": "1", **env}  # a log that breaks off in a buffer names no error
-
-
-def _label(wiring: Wiring | None) -> str:
-    return "plain" if wiring is None else "-".join(site.name.replace("layer_", "") for site in wiring.aux)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def _ids_read(config: dict[str, Any]) -> list[int] | None:
+    return (config.get("eagle_config") or {}).get(IDS)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3.atomic import read_json
 from eagle3.conventions import convention, sglang_convention
 from eagle3.errors import RedraftError, WiringError
+from eagle3.sglang_tree import TreeVerdict, convention_of_tree
+from eagle3.wiring import Wiring
 
 _ASK = """
 import importlib.metadata, importlib.util, json
@@ -37,10 +40,19 @@ class Build:
 
 @dataclass(frozen=True)
 class Choice:
-    """A convention and what it was concluded from."""
+    """A convention, what it was concluded from, and what else the build's source says.
+
+    Args:
+        name: key in `eagle3.conventions.CONVENTIONS`.
+        source: in words.
+        late_graphs: its CUDA graphs feed the default layers whatever the ids (`eagle3.sglang_tree.graphs`).
+        stops: why it would stop at start-up with any draft for this target; "" when it would not.
+    """
 
     name: str
     source: str
+    late_graphs: bool = False
+    stops: str = ""
 
 
 def find_build(
@@ -82,19 +94,18 @@ def choose_convention(named: str, tree: Path | None, version: str, target: Path,
 
     Raises:
         WiringError: an unknown name, or a build whose rule is not known.
+        RedraftError: the source has no such model.
     """
     if named != "auto":
-        return Choice(convention(named).name, "eval.server.convention")
-    if tree is not None:
-        return _from_tree(tree, target, model_type)
-    return Choice(sglang_convention(version).name, f"the version the server gives, {version}")
-
-
-def _from_tree(tree: Path, target: Path, model_type: str) -> Choice:
-    from eagle3.sglang_tree import convention_of_tree
-
-    architectures = read_json(target / "config.json").get("architectures") or [""]
-    verdict = convention_of_tree(tree, model_type, architectures[0])
+        name, source = convention(named).name, "eval.server.convention"
+        with contextlib.suppress(RedraftError):  # a build that cannot be read is why one names the convention
+            if tree is not None:
+                verdict = _read(tree, target, model_type)
+                return Choice(name, source, verdict.late_graphs, verdict.stops)
+        return Choice(name, source)
+    if tree is None:
+        return Choice(sglang_convention(version).name, f"the version the server gives, {version}")
+    verdict = _read(tree, target, model_type)
     if verdict.convention is None:
         raise WiringError(
             "this SGLang's rule for layer ids is not known",
@@ -102,4 +113,28 @@ def _from_tree(tree: Path, target: Path, model_type: str) -> Choice:
             why="; ".join(verdict.reasons),
             mend="measure what it feeds (python -m eval.probe live) and name it in eval.server.convention",
         )
-    return Choice(verdict.convention, f"the source of SGLang {verdict.version}, {verdict.file}")
+    source = f"the source of SGLang {verdict.version or version}, {verdict.file}"
+    return Choice(verdict.convention, source, verdict.late_graphs, verdict.stops)
+
+
+def check_feeds(choice: Choice, wiring: Wiring, flags: Sequence[str]) -> None:
+    """Refuse a launch that would not feed the wiring although its ids are right.
+
+    Raises:
+        WiringError: the server would stop at start-up, or its CUDA graphs would feed the default layers.
+    """
+    if choice.stops:
+        raise WiringError("this SGLang cannot serve a draft for this target", where=choice.source, why=choice.stops)
+    without_graphs = any(flag in ("--disable-cuda-graph", "--device=cpu", "cpu") for flag in flags)
+    if choice.late_graphs and not without_graphs and not convention(choice.name).render_default_ok(wiring):
+        raise WiringError(
+            "this SGLang's CUDA graphs would feed the default layers",
+            where=choice.source,
+            why=f"it captures them before it sets the draft's ids, so {', '.join(wiring.names)} would not be fed",
+            mend="add --disable-cuda-graph to eval.server.extra_args, or serve with 0.5.13 or newer",
+        )
+
+
+def _read(tree: Path, target: Path, model_type: str) -> TreeVerdict:
+    architectures = read_json(target / "config.json").get("architectures") or [""]
+    return convention_of_tree(tree, model_type, architectures[0])

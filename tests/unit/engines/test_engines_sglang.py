@@ -21,6 +21,7 @@ from eval.engines.as_served import as_served
 from eval.engines.base import Ask, BatchRun, Session
 from eval.engines.client import ServerGone
 from eval.engines.sglang import SGLangEngine
+from eval.engines.sglang_build import Choice, check_feeds
 from eval.engines.sglang_counts import generation_from
 
 NATIVE = Wiring.native("llama", 8, 16)
@@ -41,7 +42,7 @@ def seen(session: Session) -> dict[str, Any]:
 
 def test_flags_say_the_wiring_and_the_numbers(make_engine: Make) -> None:
     with make_engine(tp=2, dtype="bfloat16", extra_args=["--delay", "0"]).serve(TRAINED) as session:
-        flags = session.facts["flags"]
+        flags = session.facts["command"]
         resolved = session.facts["resolved"]
     pairs = dict(itertools.pairwise(flags))
     assert pairs["--speculative-algorithm"] == "EAGLE3"
@@ -56,7 +57,7 @@ def test_flags_say_the_wiring_and_the_numbers(make_engine: Make) -> None:
 def test_the_target_alone_is_started_without_a_draft(make_engine: Make) -> None:
     with make_engine().serve(None) as session:
         made = run(session, asks(2)).generations
-        assert not [flag for flag in session.facts["flags"] if "speculative" in flag]
+        assert not [flag for flag in session.facts["command"] if "speculative" in flag]
     assert [one.verifies for one in made if one] == [0, 0]
     assert made[0] is not None and made[0].tokens == list(range(10, 22))
 
@@ -347,3 +348,14 @@ def test_connecting_to_the_wrong_server(make_engine: Make, target: Path, tmp_pat
             pass
     with pytest.raises(RedraftError, match=r"no connection in 2 tries"), make_engine(url=url, retries=1).serve(TRAINED):
         pass
+
+
+def test_a_build_whose_graphs_forget_the_ids_is_not_started() -> None:
+    late = Choice("sglang-0.5.9", "the source", late_graphs=True)
+    with pytest.raises(WiringError, match=r"would feed the default layers.*--disable-cuda-graph"):
+        check_feeds(late, TRAINED, [])
+    check_feeds(late, TRAINED, ["--disable-cuda-graph"])
+    check_feeds(late, NATIVE, [])  # the default layers are what is asked for
+    check_feeds(Choice("sglang-0.5.23", "the source"), TRAINED, [])
+    with pytest.raises(WiringError, match="cannot serve a draft.*no setter"):
+        check_feeds(Choice("sglang-0.5.9", "the source", stops="no setter"), NATIVE, [])
