@@ -74,8 +74,8 @@ class Candidates:
             except WiringError:
                 continue
         for aux, names in readers.items():
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            self.add(aux, f"{given} to {', '.join(names[:3])}{more}")
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self.add(aux, f"{given} to {names[-1]}{more}")
 
     def add_mistakes(self, aux: Sequence[Site], name: str) -> None:
         """The known ways of feeding something else than `aux`."""
@@ -91,7 +91,7 @@ class Candidates:
                 self.add([*rest, Site(max(last, 0))], f"{name}, shifted by one slot: embedding dropped")
         for order in itertools.permutations(aux):
             if tuple(order) != tuple(aux):
-                self.add(order, f"{name}, slots in another order")
+                self.add(order, f"{name}, reordered")
 
     def add_all(self, sites: Sequence[Site]) -> None:
         """Every choice of sites in layer order.

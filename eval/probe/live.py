@@ -15,7 +15,7 @@ from eagle3.site_match import SlotMatch, match_slots
 from eagle3.wiring import Wiring
 from eval.probe.expected import Expected, site_names
 from eval.probe.server import WHOLE_PREFILL, ProbeServer, ServerFacts, check_rows
-from eval.probe.slots import difference_words, doubts, joined, measured_wiring, slot_rows
+from eval.probe.slots import Doubt, difference_words, doubts, joined, measured_wiring, slot_rows
 from eval.probe.verdict import Verdict, cannot_tell
 
 NO_FUSION = (
@@ -81,7 +81,7 @@ def judge_live(
     found = f"the server feeds {', '.join(match.site for match in matches)}"
     different = difference_words(matches, expected.wiring) if expected.wiring is not None else []
     if doubtful:
-        return _doubtful(facts, matches, doubtful, different, common)
+        return _doubtful(facts, doubtful, different, common)
     surprise = _surprise(facts, matches, expected, like)
     if expected.wiring is None:
         if surprise:
@@ -114,34 +114,21 @@ def refuse_other_ids(facts: ServerFacts, expected: Expected) -> Verdict | None:
     )
 
 
-def _doubtful(
-    facts: ServerFacts,
-    matches: Sequence[SlotMatch],
-    doubtful: list[str],
-    different: list[str],
-    common: dict[str, Any],
-) -> Verdict:
-    partial = any("partial sum" in line for line in doubtful)
-    if partial:
-        ranks = f"it runs on {facts.ranks} ranks" if facts.ranks > 1 else "it says that it runs on one rank"
-        return Verdict(
-            False,
-            "the server feeds partial sums",
-            [*doubtful, ranks, *different],
-            NO_FUSION,
-            **common,
-        )
-    if any(match.note for match in matches):
+def _doubtful(facts: ServerFacts, found: list[Doubt], different: list[str], common: dict[str, Any]) -> Verdict:
+    lines = [one.line for one in found]
+    if any(one.partial for one in found):
+        return Verdict(False, "the server feeds partial sums", [*lines, *different], NO_FUSION, **common)
+    if any(one.explained for one in found):
         return Verdict(
             False,
             "some slots are no site of this target",
-            [*doubtful, *different],
-            "the notes name the cause; check that --target holds the very weights that are served",
+            [*lines, *different],
+            "the reasons name the cause; check that --target holds the very weights that are served",
             **common,
         )
     return cannot_tell(
         "some slots match no site up to rounding",
-        doubtful,
+        lines,
         "check that --target holds the very weights that are served (same quantization), and ask with more prompts",
         **common,
     )

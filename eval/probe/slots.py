@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from eagle3.conventions import explain
 from eagle3.errors import WiringError
-from eagle3.site_match import SlotMatch
+from eagle3.site_match import MAX_ERROR, SlotMatch
 from eagle3.wiring import Site, Wiring
 
 
@@ -53,14 +54,26 @@ def difference_words(matches: Sequence[SlotMatch], expected: Wiring) -> list[str
     return out
 
 
+MAX_GAP = 0.5  # relative error up to which a slot can still be an incomplete form of a site
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Why a slot is no site up to rounding: a sentence, whether it names a cause, and whether that is a partial sum."""
+
+    line: str
+    explained: bool = False
+    partial: bool = False
+
+
 def doubts(
     matches: Sequence[SlotMatch],
     unknown: Tensor,
     reference: Mapping[str, Tensor],
     hidden_size: int,
     ranks: int = 1,
-) -> list[str]:
-    """One sentence for each slot that is no site up to rounding, with the likely cause where one shows.
+) -> list[Doubt]:
+    """One for each slot that is no site up to rounding, with the likely cause where one shows.
 
     Args:
         matches: what `match_slots` made of `unknown`.
@@ -69,17 +82,18 @@ def doubts(
         hidden_size: H.
         ranks: tensor-parallel ranks of the server (1 = unknown or one).
     """
-    out = []
-    for match, part in zip(matches, unknown.float().split(hidden_size, dim=1), strict=True):
-        if match.sure:
-            continue
-        line = f"slot {match.slot} is no site up to rounding: closest is {match.site} with error {match.error:.3f}"
-        if match.note:
-            subject = "it " if match.note.startswith(("is ", "points ")) else ""
-            out.append(f"{line}; {subject}{match.note}")
-        else:
-            out.append(line + _partial_words(part, reference, match.site, ranks))
-    return out
+    parts = unknown.float().split(hidden_size, dim=1)
+    return [_doubt(match, part, reference, ranks) for match, part in zip(matches, parts, strict=True) if not match.sure]
+
+
+def _doubt(match: SlotMatch, part: Tensor, reference: Mapping[str, Tensor], ranks: int) -> Doubt:
+    line = f"slot {match.slot} is no site up to rounding: closest is {match.site} with error {match.error:.3f}"
+    if match.note.startswith(("is ", "points ")):  # a site times a factor
+        return Doubt(f"{line}; it {match.note}", True, "partial sum" in match.note)
+    if match.note and match.error < MAX_ERROR:
+        return Doubt(f"{line}; {match.note}", True)
+    words = _partial_words(part, reference, match.site, ranks)
+    return Doubt(line + words, bool(words), bool(words))
 
 
 def added_share(part: Tensor, before: Tensor, after: Tensor) -> float:
@@ -94,25 +108,30 @@ def added_share(part: Tensor, before: Tensor, after: Tensor) -> float:
 
 
 def _partial_words(part: Tensor, reference: Mapping[str, Tensor], site: str, ranks: int) -> str:
-    """What is missing from a slot that lies between two neighbouring sites."""
+    """What is missing from a slot that lies between two neighbouring sites; empty when it does not.
+
+    One rank's state has the residual stream whole and lacks part of the last layer's work only, so it still points
+    nearly where the whole state does.
+    """
     names = list(reference)
     here = names.index(site)
-    best: tuple[float, float, str, str] | None = None  # error, share, before, after
+    found = []  # (error, share, before, after)
     for place in (here, here + 1):
         if not 1 <= place < len(names) or not _neighbours(names[place - 1], names[place]):
             continue
-        before, after = reference[names[place - 1]].float(), reference[names[place]].float()
+        before, after = (reference[name].to(part.device).float() for name in names[place - 1 : place + 1])
         share = added_share(part, before, after)
-        between = before + share * (after - before)
-        error = ((part - between).norm(dim=1) / after.norm(dim=1).clamp_min(1e-30)).median().item()
-        if best is None or error < best[0]:
-            best = (error, share, names[place - 1], names[place])
-    if best is None or not 0.05 < best[1] < 0.95:
+        norm = after.norm(dim=1).clamp_min(1e-30)  # [T]
+        error = ((part - before - share * (after - before)).norm(dim=1) / norm).median().item()
+        if 0.05 < share < 0.95 and error < MAX_GAP:
+            found.append((error, share, names[place - 1], names[place]))
+    if ranks == 1 or not found:
         return ""
-    words = f"; it holds {best[2]} and {best[1]:.0%} of what the layer between {best[2]} and {best[3]} adds"
-    if ranks > 1:
-        words += f", as one of {ranks} ranks' states does before they are summed (a whole {best[3]} has 100%)"
-    return words + ": a partial sum"
+    _, share, before_name, after_name = min(found)
+    return (
+        f"; it holds {before_name} and {share:.0%} of what the layer from there to {after_name} adds: a partial sum, "
+        f"as one of {ranks} ranks holds before their parts are summed"
+    )
 
 
 def _neighbours(first: str, second: str) -> bool:

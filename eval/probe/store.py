@@ -104,9 +104,8 @@ def _doubt(
         moved = _shifted_match(name, records, references, width, step)
         if moved is not None and moved.sure:
             return f"{name} holds {moved.site}, each row {words}: the rows are shifted by one token", True
-    reference = joined(references)
-    line = doubts([match], stored, reference, width)[0].replace("slot 0", name, 1)
-    return line, bool(match.note)
+    doubt = doubts([match], stored, joined(references), width)[0]
+    return doubt.line.replace("slot 0", name, 1), doubt.explained
 
 
 def _shifted_match(

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 AGREES, DISAGREES, CANNOT_TELL = 0, 1, 2
+WIDTH = 160
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,10 @@ def show(verdict: Verdict, as_json: bool) -> int:
     if as_json:
         print(verdict.to_json())
     else:
-        Console(highlight=False, soft_wrap=True).print(verdict)
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = WIDTH  # a log has no width of its own
+        console.print(verdict)
     return verdict.exit_code
 
 
