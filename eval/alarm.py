@@ -41,7 +41,7 @@ class Alarm:
         return (
             f"served {self.served:.2f} tokens per verify ({self.served_low:.2f}-{self.served_high:.2f}), "
             f"predicted {self.predicted:.2f}: {abs(self.served - self.predicted):.2f} {way}, "
-            f"where up to {self.bound:.2f} is usual"
+            f"where up to {self.bound:.2f} is allowed"
         )
 
 
@@ -82,7 +82,8 @@ def _positions(result: AcceptResult, served: Served) -> str:
 
 def _causes_low(result: AcceptResult, served: Served) -> list[str]:
     if served.differences:
-        first = "the draft is fed other tensors than it was trained on: " + "; ".join(served.differences[:WORST])
+        slots = [line for line in served.differences if line.startswith("slot")] or served.differences
+        first = "the draft is fed other tensors than it was trained on: " + "; ".join(slots[:WORST])
     else:
         first = (
             "the server feeds the draft other tensors than it was trained on: a build that reads the layer ids in "

@@ -14,8 +14,8 @@ from eagle3.atomic import write_text
 from eagle3.wiring import Wiring
 from eval.plot import draw_accept
 from eval.results import AcceptResult, PromptResult, Summary
-from eval.series import Series, failure_lines, series_of, way_of
-from eval.table import accept_tables, as_text, number, percent
+from eval.series import Series, failure_lines, partings, series_of, way_of
+from eval.table import number, percent, show, table_text
 from eval.wiring_picture import wiring_svg, wiring_words
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -37,10 +37,9 @@ def write_page(results: Sequence[AcceptResult], folder: Path, title: str, consol
     """Write `table.txt`, `accept.png` and `report.html` about one or several results; return the page's path."""
     folder = Path(folder)
     series = series_of(results)
-    table = accept_tables(series)
     if console is not None:
-        console.print(table, highlight=False)
-    write_text(folder / "table.txt", as_text(table))
+        show(series, console)
+    write_text(folder / "table.txt", table_text(series))
     draw_accept(series, folder / "accept.png", title)
     write_text(folder / "report.html", render_page(results, title))
     return folder / "report.html"
@@ -65,6 +64,7 @@ def render_page(results: Sequence[AcceptResult], title: str) -> str:
         rates=_rates(series),
         served=any(one.served.facts for one in series),
         wirings=[_wiring(one) for one in one_each_way(series)],
+        alarms=partings(series),
         facts=_facts(series),
         failures=failure_lines(series, shown=50),
         cautions=_cautions(series),

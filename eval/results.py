@@ -105,15 +105,19 @@ def _ratio(top: float, bottom: float) -> float | None:
 
 @dataclass(frozen=True)
 class Wall:
-    """A whole batch by the clock on the wall: the tokens of all its texts, and the seconds from first to last."""
+    """A whole batch by the clock on the wall: the tokens of all its texts, and the seconds from first to last.
+
+    With failures in it (`whole` False) the time they took bought no tokens, and there is no rate.
+    """
 
     tokens: int
     seconds: float
+    whole: bool = True
 
     @property
     def rate(self) -> float | None:
-        """Tokens a second; None for an empty batch."""
-        return _ratio(self.tokens, self.seconds)
+        """Tokens a second."""
+        return _ratio(self.tokens, self.seconds) if self.whole else None
 
     @staticmethod
     def total(walls: Sequence[Wall | None]) -> Wall | None:
@@ -121,7 +125,8 @@ class Wall:
         known = [wall for wall in walls if wall is not None]
         if not known or len(known) < len(walls):
             return None
-        return Wall(sum(wall.tokens for wall in known), sum(wall.seconds for wall in known))
+        whole = all(wall.whole for wall in known)
+        return Wall(sum(wall.tokens for wall in known), sum(wall.seconds for wall in known), whole)
 
 
 @dataclass
@@ -156,7 +161,7 @@ class Summary:
     tau_not_looping: float | None  # tau over the others; None when all loop
     unique_bigrams: float | None = None  # distinct bigrams over bigrams, mean over the texts
     asked: int = 0  # prompts sent; more than `prompts` where some failed
-    batch_seconds: float | None = None
+    batch_seconds: float | None = None  # wall time; the figures below are None where a prompt of the batch failed
     batch_tokens_per_second: float | None = None
     baseline_batch_tokens_per_second: float | None = None
     batch_speedup: float | None = None

@@ -49,6 +49,31 @@ def series_of(results: Sequence[AcceptResult]) -> list[Series]:
     return out
 
 
+@dataclass(frozen=True)
+class Parting:
+    """The alarms of one way of serving, over its batch sizes: said once, with a line of figures a batch size."""
+
+    way: str
+    lines: list[str]
+    positions: str
+    causes: list[str]
+    commands: list[str]
+
+
+def partings(series: Sequence[Series]) -> list[Parting]:
+    """One for each way of serving with an alarm."""
+    groups: dict[tuple[int, str], list[tuple[str, Alarm]]] = {}
+    for one in series:
+        for alarm in one.alarms:
+            groups.setdefault((id(one.result), one.way), []).append((one.label, alarm))
+    out = []
+    for (_, way), found in groups.items():
+        first = found[0][1]
+        lines = [f"{label}: {alarm.headline}" for label, alarm in found]
+        out.append(Parting(way, lines, first.positions, first.causes, first.commands))
+    return out
+
+
 def failure_lines(series: Sequence[Series], shown: int = 5) -> list[str]:
     """Which prompts are missing from the figures, and why: one line a way of serving, none where all were answered."""
     lines = []

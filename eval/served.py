@@ -286,10 +286,10 @@ class _Unit:
 
 
 def _wall(run: BatchRun | None) -> Wall | None:
-    """The batch by the clock; None with failures in it, for the time they took bought no tokens."""
-    if run is None or run.failures:
+    if run is None:
         return None
-    return Wall(sum(len(made.tokens) for made in run.generations if made is not None), run.seconds)
+    tokens = sum(len(made.tokens) for made in run.generations if made is not None)
+    return Wall(tokens, run.seconds, whole=not run.failures)
 
 
 def _plain_failures(work: _Work, prompt_sets: list[PromptSet]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from eval.results import Summary
-from eval.series import Series, failure_lines
+from eval.series import Parting, Series, failure_lines, partings
 
 
 def number(value: float | None, digits: int = 2, suffix: str = "") -> str:
@@ -25,41 +25,40 @@ def percent(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{100 * value:.{digits}f}%"
 
 
-def accept_tables(series: Sequence[Series]) -> Group:
-    """One small table a way of serving, a row a prompt set (and batch size); 80 columns suffice for three proposals.
-
-    Below them: acceptance by position where it does not fit in, prompts that failed, and alarms.
+def show(series: Sequence[Series], console: Console) -> None:
+    """Print one small table a way of serving, a row a prompt set (and batch size); 80 columns suffice for three
+    proposals. Below them: acceptance by position where it does not fit in, prompts that failed, and alarms.
     """
     result = series[0].result
-    head = (
+    lines = [
         f"accept length, of at most {result.ceiling} ({result.num_steps} proposals, temperature {result.temperature:g})"
-    )
-    parts: list[RenderableType] = [head]
+    ]
     if any(_of_server(one) for one in series):
-        parts.append("server: its own figure; tok/s: a whole batch by the wall clock; alone: without a draft")
+        lines.append("server: its own figure; tok/s: a whole batch by the wall clock; alone: no draft")
+    parts: list[RenderableType] = list(lines)
     for group in _groups(series):
         parts += ["", _server_table(group) if _of_server(group[0]) else _table(group[0])]
         if _wide(group[0]):
             parts += ["", _positions_table(group)]
     failures = failure_lines(series)
     parts += [""] * bool(failures) + [Text(line, style="yellow") for line in failures]
-    for one in series:
-        parts += alarm_block(one)
-    return Group(*parts)
+    console.print(Group(*parts), highlight=False)
+    for parting in partings(series):
+        _show_parting(parting, console)
 
 
-def alarm_block(series: Series) -> list[RenderableType]:
-    """A loud block for each alarm of this way of serving, then its commands, whole on a line each."""
-    parts: list[RenderableType] = []
-    for alarm in series.alarms:
-        lines = [f"{series.label}: {alarm.headline}.", f"By position: {alarm.positions}.", "It may be that"]
-        lines += [f"- {cause}" for cause in alarm.causes]
-        title = "[bold white on red] ALARM: the draft does not do what validation promised [/]"
-        parts += ["", Panel(Text("\n".join(lines)), title=title, border_style="bold red", title_align="left")]
-        if alarm.commands:
-            parts.append(Text("Next, find out which tensors it is fed:", style="bold red"))
-        parts += [Text(f"  {command}", no_wrap=True, overflow="ignore") for command in alarm.commands]
-    return parts
+def _show_parting(parting: Parting, console: Console) -> None:
+    """A loud block, then its commands, each whole on a line to be copied."""
+    lines = [f"{line}." for line in parting.lines]
+    lines += [f"Kept by position, predicted against served: {parting.positions}.", "It may be that"]
+    lines += [f"- {cause}" for cause in parting.causes]
+    title = "[bold white on red] ALARM: the draft does not do what validation promised [/]"
+    console.print()
+    console.print(Panel(Text("\n".join(lines)), title=title, border_style="bold red", title_align="left"))
+    if parting.commands:
+        console.print(Text("Next, find out which tensors it is fed:", style="bold red"))
+    for command in parting.commands:
+        console.print(Text(f"  {command}"), soft_wrap=True)
 
 
 def _of_server(series: Series) -> bool:
@@ -151,8 +150,19 @@ def _speed_cells(summary: Summary) -> list[str]:
     ]
 
 
+def table_text(series: Sequence[Series], width: int = 80) -> str:
+    """What `show` prints, without colours."""
+    buffer = io.StringIO()
+    show(series, Console(file=buffer, width=width, force_terminal=False))
+    return _stripped(buffer.getvalue())
+
+
 def as_text(renderable: RenderableType, width: int = 100) -> str:
     """Plain text of a rich renderable."""
     buffer = io.StringIO()
     Console(file=buffer, width=width, force_terminal=False).print(renderable)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    return _stripped(buffer.getvalue())
+
+
+def _stripped(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
