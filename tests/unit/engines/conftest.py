@@ -102,13 +102,13 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def running(flags: list[str], tmp_path: Path) -> Iterator[str]:
+def running(flags: list[str], tmp_path: Path, script: Path = FAKE) -> Iterator[str]:
     """The stand-in, started by other hands; yields its URL."""
     from eval.engines.process import free_port, server_process
 
     port = free_port("127.0.0.1")
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, str(FAKE), "--host", "127.0.0.1", "--port", str(port), *flags]
+    command = [sys.executable, str(script), "--host", "127.0.0.1", "--port", str(port), *flags]
     with server_process("stand-in", command, url, tmp_path / "other.log") as server:
         server.wait_ready("/health", 60.0)
         yield url

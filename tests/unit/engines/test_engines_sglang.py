@@ -357,5 +357,5 @@ def test_a_build_whose_graphs_forget_the_ids_is_not_started() -> None:
     check_feeds(late, TRAINED, ["--disable-cuda-graph"])
     check_feeds(late, NATIVE, [])  # the default layers are what is asked for
     check_feeds(Choice("sglang-0.5.23", "the source"), TRAINED, [])
-    with pytest.raises(WiringError, match="cannot serve a draft.*no setter"):
+    with pytest.raises(WiringError, match=r"cannot serve a draft.*no setter"):
         check_feeds(Choice("sglang-0.5.9", "the source", stops="no setter"), NATIVE, [])
