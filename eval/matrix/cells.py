@@ -14,6 +14,7 @@ STYLES = {
     "old": "sglang-0.5.9-patched",  # every id + 1; -1 is the embedding, where the build is patched
     "new": "sglang-0.5.23",  # a DeepSeek target's ids are layers as they stand; 0 is the embedding
 }
+OTHER = "other"  # the ids that are right, on that build, for another draft: the mistake that no shape check sees
 # Every SGLang reading of ids there is, oldest first; the matrix is computed for all and measured on those installed.
 BUILDS = (
     "sglang-0.5.9",
@@ -32,7 +33,7 @@ class Cell:
     Args:
         draft: the draft's name.
         build: the build's convention.
-        style: whose ids are written: a key of `STYLES`.
+        style: whose ids are written: a key of `STYLES`, or `other`.
         ids: what stands in the draft's config; empty where that style has no ids for the wiring.
         trained: what the draft learnt from.
         fed: what the build feeds for `ids`; None where it refuses them or stops.
@@ -62,24 +63,32 @@ class Cell:
         return f"{self.draft}|{self.build}|{self.style}"
 
 
-def cell(draft: str, trained: Wiring, build: str, style: str) -> Cell:
-    """Compute one cell."""
-    rule = convention(build)
+def matrix(drafts: dict[str, Wiring], builds: Sequence[str] = BUILDS) -> list[Cell]:
+    """Every cell, draft by draft, then build by build."""
+    out = []
+    for name, trained in drafts.items():
+        others = [wiring for wiring in drafts.values() if wiring != trained]
+        for build in builds:
+            out += [_cell(name, trained, build, style, _ids(STYLES[style], trained)) for style in STYLES]
+            given = [_ids(build, other) for other in others]
+            out += [_cell(name, trained, build, OTHER, ids) for ids in given if isinstance(ids, tuple)]
+    return out
+
+
+def _ids(convention_name: str, wiring: Wiring) -> tuple[int, ...] | WiringError:
     try:
-        serve_with: tuple[int, ...] | None = tuple(rule.render(trained))
-    except WiringError:
-        serve_with = None
-    try:
-        ids = tuple(convention(STYLES[style]).render(trained))
+        return tuple(convention(convention_name).render(wiring))
     except WiringError as err:
-        return Cell(draft, build, style, (), trained, None, f"no {style}-style ids: {err.what}", serve_with)
+        return err
+
+
+def _cell(draft: str, trained: Wiring, build: str, style: str, ids: tuple[int, ...] | WiringError) -> Cell:
+    right = _ids(build, trained)
+    serve_with = right if isinstance(right, tuple) else None
+    if isinstance(ids, WiringError):
+        return Cell(draft, build, style, (), trained, None, f"no {style}-style ids: {ids.what}", serve_with)
     try:
-        fed = rule.parse_like(ids, trained, trained.teacher)
+        fed = convention(build).parse_like(ids, trained, trained.teacher)
     except WiringError as err:
         return Cell(draft, build, style, ids, trained, None, f"{err.what}: {err.why}", serve_with)
     return Cell(draft, build, style, ids, trained, fed, "; ".join(trained.differences(fed)), serve_with)
-
-
-def matrix(drafts: dict[str, Wiring], builds: Sequence[str] = BUILDS) -> list[Cell]:
-    """Every cell, draft by draft, then build by build."""
-    return [cell(name, wiring, build, style) for name, wiring in drafts.items() for build in builds for style in STYLES]
