@@ -57,7 +57,7 @@ def _bars(
         if len(series) * len(names) <= 16:
             axes.bar_label(bars, fmt=f"%.{digits}f", fontsize=8, **LABELS[where])
         out.append(bars)
-    axes.set_xticks(range(len(names)), names)
+    axes.set_xticks(range(len(names)), [name.replace("_", "\n", 1) if len(names) > 3 else name for name in names])
     return out
 
 

@@ -182,6 +182,7 @@ def _wiring(series: Series) -> dict[str, Any]:
         "svg": Markup(wiring_svg(trained, served)),
         "words": wiring_words(trained),
         "differences": series.served.differences,
+        "alarmed": any(alarm.mode == series.served.mode for alarm in series.result.alarm),
         "asked": bool(series.served.facts),  # a server was asked to feed it; in this process it was fed by name
     }
 
