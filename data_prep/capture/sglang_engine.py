@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.config import SGLangCaptureConfig
-from eagle3.conventions import EngineConvention, convention, sglang_convention
+from eagle3.conventions import EngineConvention, convention
 from eagle3.errors import ConfigError, RedraftError, WiringError
+from eagle3.sglang_tree import convention_of_tree
 from eagle3.wiring import Wiring
 
 WORKER = Path(__file__).resolve().parent / "sglang_worker"
@@ -81,14 +82,15 @@ def find_engine(cfg: SGLangCaptureConfig) -> EngineFacts:
 
 
 def choose_convention(cfg: SGLangCaptureConfig, facts: EngineFacts, wiring: Wiring) -> EngineConvention:
-    """The id convention of this build: the one named, or the release's.
+    """The id convention of this build: the one named, else what its source says, patched or not.
 
     Raises:
         ConfigError: the one named is not of SGLang.
-        WiringError: none is known for this release.
+        WiringError: the source follows no known convention, is patched by half, or cannot serve this model.
+        RedraftError: the build has no such model.
     """
     if cfg.convention == "auto":
-        return sglang_convention(facts.version)
+        return _convention_of_source(facts, wiring)
     if not cfg.convention.startswith("sglang-"):
         raise ConfigError(
             "not a convention of SGLang",
@@ -97,6 +99,18 @@ def choose_convention(cfg: SGLangCaptureConfig, facts: EngineFacts, wiring: Wiri
             mend="use auto, or one of the sglang-... conventions",
         )
     return convention(cfg.convention)
+
+
+def _convention_of_source(facts: EngineFacts, wiring: Wiring) -> EngineConvention:
+    verdict = convention_of_tree(facts.tree, wiring.model_type)
+    if verdict.convention is None or verdict.stops:
+        raise WiringError(
+            "this SGLang's reading of layer ids is not one that is known",
+            where=f"SGLang {facts.version}, {verdict.file}",
+            why=verdict.stops or "; ".join(verdict.reasons),
+            mend="use a release build, patch it whole (scripts/sglang_patch.py), or name capture.sglang.convention",
+        )
+    return convention(verdict.convention)
 
 
 def render_ids(rule: EngineConvention, wiring: Wiring) -> list[int]:

@@ -212,7 +212,9 @@ class SGLangHTTPCapture:
         except httpx.HTTPStatusError as err:
             text = err.response.text[:200]
             raise self._failed(url, one, f"status {err.response.status_code}: {text}") from None
-        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as err:
+        except TypeError as err:  # JSON has no NaN: the server writes null
+            raise self._failed(url, one, f"a state is not a number ({err}), as when it is not finite") from None
+        except (httpx.HTTPError, ValueError, KeyError, IndexError) as err:
             raise self._failed(url, one, f"{type(err).__name__}: {err}") from None
         self._check_answer(url, one, meta, states, width)
         return states
