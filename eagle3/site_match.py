@@ -18,7 +18,9 @@ from eagle3.errors import DataError
 
 MIN_COSINE = 0.999
 MAX_ERROR = 0.05  # a cosine of 0.999 is a relative error of 0.045 at equal norms
-MIN_MARGIN = 3.0
+# Rounding error is spread over all H directions, so hardly any of it points from one site to the next: at this margin
+# the two sites differ by more than the whole rounding error, many times what could turn the choice.
+MIN_MARGIN = 1.5
 MIN_ROWS = 0.9  # share of rows that must fit the chosen site better than any other
 TINY = 1e-7  # float32 rounding: a smaller error says no more than this one
 

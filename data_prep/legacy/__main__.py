@@ -44,12 +44,10 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         return int(args.run(args))
-    except WiringError as err:
-        print(err, file=sys.stderr)
-        return REFUSED
     except RedraftError as err:
+        sys.stdout.flush()  # in a log, the lines keep their order
         print(err, file=sys.stderr)
-        return UNREADABLE
+        return REFUSED if isinstance(err, WiringError) else UNREADABLE
     except KeyboardInterrupt:
         print("stopped; what was written is kept: run the same command to go on", file=sys.stderr)
         return 130
@@ -177,7 +175,7 @@ def report(done: Converted, store: Path) -> None:
     if done.last_masked:
         print(f"In {done.last_masked} of the records written the last token is masked off, as found.")
     if done.bad:
-        print(f"{len(done.bad)} files left out:")
+        print(f"Left out, {len(done.bad)} in all:")
         print("\n".join(f"  {line}" for line in done.bad))
 
 

@@ -136,6 +136,9 @@ class Converter:
                 record = self.read(file)
                 self._check(record, slots)
             except BAD as err:
+                if batch:
+                    yield batch  # what is sound so far is kept, should this error end the run
+                batch, longest = [], 0
                 self._refuse(err, done)
                 advance(1)
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -97,14 +98,13 @@ def _decompress(path: Path, max_bytes: int) -> bytes:
 
 def _unreadable(path: Path, err: Exception) -> IntegrityError:
     text = str(err)
-    for mark in ("Unsupported global: GLOBAL ", "Unsupported class ", "Trying to load unsupported GLOBAL "):
-        if mark in text:
-            name = text.split(mark)[1].split()[0]
-            return IntegrityError(
-                "sample file holds more than tensors",
-                where=str(path),
-                why=f"building {name} from it could run code, so it is not loaded",
-                mend="write the file again with tensors and lists only",
-            )
+    match = re.search(r"(?:GLOBAL|class) ([A-Za-z_][\w.]*\.[A-Za-z_]\w*)", text)
+    if match and "nsupported" in text:
+        return IntegrityError(
+            "sample file holds more than tensors",
+            where=str(path),
+            why=f"building {match[1]} from it could run code, so it is not loaded",
+            mend="write the file again with tensors and lists only",
+        )
     why = " ".join(text.split())[:160]
     return IntegrityError("sample file truncated or corrupt", where=str(path), why=why, mend=MEND)

@@ -40,13 +40,21 @@ def plan_conversion(found: Diagnosis, shape: Shape, aux: Sequence[str] = (), tea
     Args:
         found: what the set is.
         shape: the target's.
-        aux: wanted sites in slot order; empty = the layers that the set holds.
+        aux: wanted sites in slot order; empty = the layers that the set holds, all slots being named.
         teacher: `final` or `final_normed`; empty = the one that the set holds, else `final`.
 
     Raises:
-        WiringError: a wanted aux site is not in the set; the line says which, and what can be done instead.
+        WiringError: a wanted aux site is not in the set, and the line says which and what can be done instead; or no
+            sites are given and a slot has no name.
     """
     held = found.held
+    unnamed = [slot.label for slot in found.slots if slot.site is None]
+    if unnamed and not aux:
+        raise WiringError(
+            "slots of the set are not known",
+            why=f"{', '.join(unnamed)}; named are {', '.join(held) or 'none'}",
+            mend="name the right target, or say with --aux which of the named sites are wanted",
+        )
     names = list(aux) or held_layers(found)
     if not names:
         raise WiringError(

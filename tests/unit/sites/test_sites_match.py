@@ -40,8 +40,16 @@ def test_neighbours_closer_than_rounding_are_not_sure() -> None:
     sites = stream(step=0.001)
     (match,) = match_slots(sites["layer_3"].bfloat16(), sites, H)
     assert match.cosine > 0.999
-    assert match.margin < 3
+    assert 1 < match.margin < 1.5
     assert not match.sure
+
+
+def test_neighbours_that_differ_by_a_little_more_than_rounding_are_told_apart() -> None:
+    sites = stream(step=0.004)  # as deep layers of a long target do
+    for name in sites:
+        (match,) = match_slots(sites[name].bfloat16(), sites, H)
+        assert (match.site, match.sure) == (name, True)
+        assert match.runner_up_cosine > 0.9999
 
 
 def test_an_outlier_row_does_not_decide() -> None:
