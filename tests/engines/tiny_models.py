@@ -9,16 +9,17 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from data_prep.targets.portable import make_portable
 from data_prep.targets.tokenizer import build_tokenizer
-from eagle3.checkpoint import save_served
+from eagle3.checkpoint import load_served, save_served
 from eagle3.config import DraftConfig
 from eagle3.draft import DraftShape
 from eagle3.draft_init import fresh_draft
 from eagle3.target_weights import TargetWeights
 from eagle3.vocab import build_draft_vocab
 from eagle3.wiring import Site, Wiring
+from eval.engines.local import LocalEngine
 
 VOCAB, HIDDEN, LAYERS, POSITIONS = 320, 64, 8, 1024
-WIRING = Wiring((Site(2), Site(4), Site(5)), "final", "llama", LAYERS, HIDDEN)
+WIRING = Wiring((Site(1), Site(4), Site(6)), "final", "llama", LAYERS, HIDDEN)  # not the engines' default, 2/4/5
 
 
 def make_target(path: Path) -> Path:
@@ -49,10 +50,10 @@ def make_target(path: Path) -> Path:
     return path
 
 
-def make_served(path: Path, target: Path, convention: str, wiring: Wiring = WIRING, draft_vocab: int = 200) -> Path:
-    """Write a served folder whose draft starts from the target's own end: it guesses right now and then."""
+def make_served(path: Path, target: Path, convention: str, wiring: Wiring = WIRING, draft_vocab: int = 280) -> Path:
+    """Write a served folder whose draft guesses right now and then, and whose guesses hang on every slot."""
     weights = TargetWeights(target)
-    vocab = build_draft_vocab(torch.arange(VOCAB), draft_vocab)
+    vocab = build_draft_vocab(torch.arange(VOCAB, 0, -1), draft_vocab)
     shape = DraftShape(
         hidden_size=HIDDEN,
         intermediate_size=128,
@@ -75,5 +76,14 @@ def make_served(path: Path, target: Path, convention: str, wiring: Wiring = WIRI
         final_norm=weights.final_norm(),
         seed=0,
     )
+    with torch.no_grad():
+        mix = torch.cat([share * torch.eye(HIDDEN) for share in (0.6, -0.4, 1.0)], dim=1)  # [H, 3H]
+        draft.fc.weight.copy_(mix)
     save_served(path, draft, wiring, target={}, convention_name=convention, vocab=vocab)
     return path
+
+
+def local_engine(target: Path, served: Path, wiring: Wiring) -> LocalEngine:
+    """The reference: the same target and draft in this process, in float32, fed `wiring`."""
+    draft, _, _ = load_served(served, TargetWeights(target).embedding())
+    return LocalEngine(target, draft, wiring)

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from engine_fakes import FAKE, HIDDEN, STEPS, TRAINED, VOCAB
 
 from eagle3.checkpoint import save_served
 from eagle3.draft import DraftShape, Eagle3Draft
 from eagle3.vocab import build_draft_vocab
-from eagle3.wiring import Site, Wiring
 from eval.engines.server_config import ServerConfig
 from eval.engines.sglang import SGLangEngine
-
-FAKE = Path(__file__).with_name("fake_sglang.py")
-LAYERS, HIDDEN, VOCAB, STEPS = 8, 16, 40, 3
-
-
-def wiring_of(*layers: int) -> Wiring:
-    return Wiring(tuple(Site(k) for k in layers), "final", "llama", LAYERS, HIDDEN)
-
-
-TRAINED = wiring_of(1, 4, 6)
 
 
 @pytest.fixture(scope="session")
@@ -99,16 +87,3 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eval.engines.client.BACK_OFF_S", 0.02)
     monkeypatch.setattr("eval.engines.process.GRACE_S", 1.0)
     monkeypatch.setattr("eval.engines.process.POLL_S", 0.05)
-
-
-@contextlib.contextmanager
-def running(flags: list[str], tmp_path: Path, script: Path = FAKE) -> Iterator[str]:
-    """The stand-in, started by other hands; yields its URL."""
-    from eval.engines.process import free_port, server_process
-
-    port = free_port("127.0.0.1")
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, str(script), "--host", "127.0.0.1", "--port", str(port), *flags]
-    with server_process("stand-in", command, url, tmp_path / "other.log") as server:
-        server.wait_ready("/health", 60.0)
-        yield url

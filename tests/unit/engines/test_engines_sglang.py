@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import STEPS, TRAINED, running, wiring_of
+from engine_fakes import STEPS, TRAINED, running, wiring_of
 from fake_sglang import answer
 
 from eagle3.checkpoint import load_served

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import STEPS, TRAINED, running
+from engine_fakes import STEPS, TRAINED, running
 from fake_vllm import completion
 
 from eagle3.conventions import convention
