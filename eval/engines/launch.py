@@ -16,6 +16,8 @@ from eval.engines.process import free_port, server_process
 from eval.engines.server_config import ServerConfig
 from eval.engines.sglang_build import Choice
 
+# How the counters of SGLang and vLLM were read, for whoever reads the results.
+COUNTERS = "each verify counted whole; what it kept past an end token is taken off again"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 

@@ -20,7 +20,16 @@ from eval.engines.as_served import IDS, as_served, as_written
 from eval.engines.base import Ask, BatchRun, Generation, Session
 from eval.engines.client import JsonServer
 from eval.engines.flags import check_extra_args, draft_tokens
-from eval.engines.launch import check_name, check_resolved, check_slots, joined_wiring, launched, url_for, wiring_facts
+from eval.engines.launch import (
+    COUNTERS,
+    check_name,
+    check_resolved,
+    check_slots,
+    joined_wiring,
+    launched,
+    url_for,
+    wiring_facts,
+)
 from eval.engines.server_config import ServerConfig
 from eval.engines.sglang_build import Choice, check_feeds, choose_convention, find_build
 from eval.engines.sglang_counts import generation_from
@@ -234,7 +243,7 @@ class SGLangEngine:
         self, http: JsonServer, info: Mapping[str, Any], facts: dict[str, Any], wiring: Wiring | None
     ) -> Session:
         facts["resolved"] = {key: info[key] for key in REPORTED if key in info}
-        facts["counters"] = "each verify counted whole; what it kept past an end token is taken off again"
+        facts["counters"] = COUNTERS
         steps = 0 if wiring is None else self.num_steps
         return SGLangSession(http, facts, steps, self.draft_tokens, _slots(info))
 

@@ -24,6 +24,7 @@ from eval.engines.base import Ask, BatchRun, Generation, Session
 from eval.engines.client import JsonServer
 from eval.engines.flags import check_extra_args, draft_tokens
 from eval.engines.launch import (
+    COUNTERS,
     LOOPBACK,
     check_name,
     check_resolved,
@@ -156,8 +157,7 @@ class VLLMEngine:
                 )
             )
             said = resolved(http)
-            if "speculative_method" in said or folder is None:
-                check_resolved(self._asked(folder, said), said, http.url)
+            check_resolved(self._asked(folder, said), said, http.url)
             yield self._session(http, said, facts | how, wiring)
 
     def _flags(self, folder: Path | None, port: int) -> list[str]:
@@ -174,6 +174,7 @@ class VLLMEngine:
         return [*flags, *cfg.extra_args]
 
     def _asked(self, folder: Path | None, said: dict[str, Any]) -> dict[str, Any]:
+        """What `said` must repeat; outside development mode that is the target's path alone."""
         asked: dict[str, Any] = {"model_path": str(self.target)}
         if "speculative_method" not in said:
             return asked
@@ -204,7 +205,7 @@ class VLLMEngine:
 
     def _session(self, http: JsonServer, said: dict[str, Any], facts: dict[str, Any], wiring: Wiring | None) -> Session:
         facts["resolved"] = said
-        facts["counters"] = "each verify counted whole; what it kept past an end token is taken off again"
+        facts["counters"] = COUNTERS
         return VLLMSession(http, facts, 0 if wiring is None else self.num_steps, said)
 
 
