@@ -37,7 +37,8 @@ FORBIDDEN = {
     "--attn-cp": "nothing: every rank must hold every token",
     "--context-parallel": "nothing: every rank must hold every token",
     "--enable-dp-attention": "nothing: every rank must hold every token",
-    "--speculative": "nothing: states are captured without a draft",
+    "--speculative-algorithm": "nothing: states are captured without a draft",
+    "--speculative-draft-model": "nothing: states are captured without a draft",
     "--nnodes": "nothing: one node",
     "--node-rank": "nothing: one node",
     "--chunked-prefill": "nothing: it is off",
@@ -103,11 +104,18 @@ def choose_convention(cfg: SGLangCaptureConfig, facts: EngineFacts, wiring: Wiri
 
 def _convention_of_source(facts: EngineFacts, wiring: Wiring) -> EngineConvention:
     verdict = convention_of_tree(facts.tree, wiring.model_type)
-    if verdict.convention is None or verdict.stops:
+    if verdict.stops:
+        raise WiringError(
+            "this SGLang cannot serve a draft for the target",
+            where=f"SGLang {facts.version}, {verdict.file}",
+            why=verdict.stops,
+            mend="use a newer release, or patch this one (scripts/sglang_patch.py)",
+        )
+    if verdict.convention is None:
         raise WiringError(
             "this SGLang's reading of layer ids is not one that is known",
             where=f"SGLang {facts.version}, {verdict.file}",
-            why=verdict.stops or "; ".join(verdict.reasons),
+            why="; ".join(verdict.reasons),
             mend="use a release build, patch it whole (scripts/sglang_patch.py), or name capture.sglang.convention",
         )
     return convention(verdict.convention)
