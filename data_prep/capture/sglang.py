@@ -148,7 +148,7 @@ class SGLangCapture:
         if reply["batch"] != self._batch:
             raise RedraftError("the worker answered another batch", why=f"{reply['batch']} for {self._batch}")
         self._check_ranks(reply["ranks"])
-        states = self.worker.states(int(reply["bytes"]))
+        states = self.worker.states()
         where = spans(asked, reply["records"])
         check_tokens(asked, where, states["tokens"])
         if not self._measured:

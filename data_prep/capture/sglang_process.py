@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import re
 import select
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load_file
 
 from eagle3.errors import RedraftError
 
@@ -114,16 +113,15 @@ class WorkerProcess:
             raise self._error(f"the SGLang worker gave an unexpected answer while {during}", line[:80].decode(), "")
         return message
 
-    def states(self, size: int) -> dict[str, torch.Tensor]:
-        """The tensors of the latest batch, `size` bytes of safetensors.
+    def states(self) -> dict[str, torch.Tensor]:
+        """The tensors of the latest batch; they lie in the shared memory that the next batch is written to.
 
         Raises:
             RedraftError: the worker wrote something else.
         """
         try:
-            with mmap.mmap(self._states, size, access=mmap.ACCESS_READ) as view:
-                return load(bytes(view))
-        except (OSError, ValueError, SafetensorError) as err:
+            return load_file(f"/proc/self/fd/{self._states}")
+        except (OSError, SafetensorError) as err:
             raise self._error("the SGLang worker's states are not readable", str(err), "") from None
 
     def close(self) -> None:

@@ -47,6 +47,9 @@ def missing_here(config: RedraftConfig) -> list[str]:
     for source in config.data.sources:
         if not Path(source).exists():
             missing.append(f"the conversations {source} (unless it is the name of a dataset on the hub)")
+    python = config.capture.sglang.python
+    if config.capture.backend == "sglang" and python and not Path(python).exists():
+        missing.append(f"the interpreter that has SGLang, {python} (capture.sglang.python)")
     gpus = torch.cuda.device_count()
     if config.train.processes > 1 and gpus < config.train.processes:
         missing.append(f"GPUs: {gpus} found, {config.train.processes} processes asked for")

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import save_file
 from worker_taps import Decoder, Taps, disagreement, probe
 
 PR_SET_PDEATHSIG = 1
@@ -105,16 +105,11 @@ class Captured:
         """A sample of the states, for the ranks to compare."""
         return probe({"aux": self.aux, "teacher": self.teacher})
 
-    def write(self, fd: int) -> int:
-        """Write tokens, states and, where measured, sites as safetensors into file `fd`. Returns the bytes written."""
+    def write(self, fd: int) -> None:
+        """Write tokens, states and, where measured, sites as safetensors into file `fd`."""
         tensors = {"tokens": self.taps.tokens, "aux": self.aux, "teacher": self.teacher}
         tensors.update({f"site.{name}": state for name, state in self.taps.sites.items()})
-        data = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
-        with os.fdopen(os.dup(fd), "wb") as file:
-            file.seek(0)
-            file.truncate(0)
-            file.write(data)
-        return len(data)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, f"/proc/self/fd/{fd}")
 
 
 class RankCapture:
@@ -228,9 +223,9 @@ class Leader:
         """Compare the ranks' samples, write the states, tell the parent."""
         mine = batch.probe()
         ranks = {str(rank): disagreement(mine, other) for rank, other in self._hear().items()}
-        size = batch.write(self.states_fd)
+        batch.write(self.states_fd)
         records = [{"key": key, "rows": rows} for key, rows in zip(batch.keys, batch.rows, strict=True)]
-        self.say("batch", batch=command["batch"], records=records, ranks=ranks, bytes=size)
+        self.say("batch", batch=command["batch"], records=records, ranks=ranks)
 
     def _tell(self, command: dict[str, Any]) -> None:
         for pipe in self.followers.values():

@@ -123,6 +123,7 @@ def test_what_the_manifest_records(tmp_path: Path) -> None:
         ("twice", RedraftError, "answered another request.*record a.*twice"),
         ("other_tokens", RedraftError, "ran other tokens.*record b.*first at 0"),
         ("other_batch", RedraftError, "another batch"),
+        ("cut", RedraftError, "states are not readable"),
         ("nan", RedraftError, "not finite.*record b"),
         ("off_by_one", WiringError, "slot 0 holds layer_1, expected layer_2; slot 1 holds layer_2"),
         ("no_hooks", WiringError, "cannot measure.*no hook fired at"),
