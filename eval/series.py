@@ -87,6 +87,18 @@ def failure_lines(series: Sequence[Series], shown: int = 5) -> list[str]:
     return lines
 
 
+def looping_lines(series: Sequence[Series], shown: int = 5) -> list[str]:
+    """Which texts repeat themselves: they are easy to draft, and raise accept length."""
+    lines = []
+    for one in series:
+        overall = one.served.overall
+        if overall.looping:
+            names = ", ".join(overall.looping[:shown]) + (", ..." if len(overall.looping) > shown else "")
+            rest = f"; tau without them {overall.tau_not_looping:.2f}" if overall.tau_not_looping else ""
+            lines.append(f"{one.label}: {len(overall.looping)} of {overall.prompts} texts go round ({names}){rest}")
+    return lines
+
+
 def _some(failures: dict[str, str], shown: int) -> str:
     told = [f"{name}: {' '.join(why.split())}" for name, why in list(failures.items())[:shown]]
     rest = len(failures) - len(told)

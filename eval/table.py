@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from eval.results import Summary
-from eval.series import Parting, Series, failure_lines, partings
+from eval.series import Parting, Series, failure_lines, looping_lines, partings
 
 
 def number(value: float | None, digits: int = 2, suffix: str = "") -> str:
@@ -40,8 +41,8 @@ def show(series: Sequence[Series], console: Console) -> None:
         parts += ["", _server_table(group) if _of_server(group[0]) else _table(group[0])]
         if _wide(group[0]):
             parts += ["", _positions_table(group)]
-    failures = failure_lines(series)
-    parts += [""] * bool(failures) + [Text(line, style="yellow") for line in failures]
+    notes = [*looping_lines(series), *failure_lines(series)]
+    parts += [""] * bool(notes) + [Text(line, style="yellow") for line in notes]
     console.print(Group(*parts), highlight=False)
     for parting in partings(series):
         _show_parting(parting, console)
@@ -79,9 +80,9 @@ def _groups(series: Sequence[Series]) -> list[list[Series]]:
 
 
 def _empty_table(series: Series, title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     if series.served.differences:
-        table.caption = "fed other tensors than it was trained on: " + series.served.differences[0]
+        table.caption = escape("fed other tensors than it was trained on: " + series.served.differences[0])
         table.caption_justify = "left"
     return table
 
@@ -99,7 +100,7 @@ def _table(series: Series) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for summary in series.summaries:
         cells = [summary.measured, str(summary.verifies), number(summary.tau, 3), _interval(summary)]
-        table.add_row(summary.name, *cells, *([] if wide else [_kept(summary)]), *_speed_cells(summary))
+        table.add_row(escape(summary.name), *cells, *([] if wide else [_kept(summary)]), *_speed_cells(summary))
     return table
 
 
@@ -115,7 +116,7 @@ def _server_table(group: list[Series]) -> Table:
             batch = "" if place else str(one.served.batch)
             cells = [summary.measured, number(summary.tau), number(summary.engine_tau), _interval(summary)]
             cells += [] if wide else [_kept(summary)]
-            table.add_row(batch, f" {summary.name}", *cells, *_speed_cells(summary))
+            table.add_row(batch, f" {escape(summary.name)}", *cells, *_speed_cells(summary))
     return table
 
 
@@ -129,7 +130,7 @@ def _positions_table(group: list[Series]) -> Table:
     for one in group:
         for place, summary in enumerate(one.summaries):
             shares = ["-" if share is None else f"{100 * share:.0f}" for share in summary.acceptance]
-            table.add_row("" if place else f"{one.served.batch} ", summary.name, *shares)
+            table.add_row("" if place else f"{one.served.batch} ", escape(summary.name), *shares)
     return table
 
 

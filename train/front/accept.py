@@ -19,7 +19,9 @@ from eval.engines.local import LocalEngine
 from eval.prompts import PromptSet, read_prompt_sets
 from eval.report import write_report
 from eval.results import AcceptResult
+from eval.series import series_of
 from eval.served import count_served, measure_served
+from eval.table import show
 from train.front.console import console, progress_bar
 from train.front.context import Run
 from train.front.records import StageRecord, skip
@@ -49,7 +51,7 @@ def eval_stage(run: Run) -> dict[str, Any]:
     record = StageRecord(folder / "stage.json", eval_inputs(run, prompt_sets))
     facts = {"accept length": f"{folder / 'report.html'} (and results.json, table.txt, accept.png beside it)"}
     if not (cfg.engine != "local" and cfg.server.connects) and skip(record):  # a running server may have changed
-        console.print((folder / "table.txt").read_text(encoding="utf-8"))
+        show(series_of([AcceptResult.load(folder / "results.json")]), console)
         return facts
     record.begin()
     result = measure_locally(run, prompt_sets) if cfg.engine == "local" else measure_in_server(run, prompt_sets)

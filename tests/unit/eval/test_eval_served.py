@@ -245,7 +245,9 @@ def test_looping_text_is_flagged(tmp_path) -> None:
     result = measured(FakeEngine(change=loop), tmp_path)
     overall = result.served[0].overall
     assert overall.looping == ["c-00"] and overall.unique_bigrams is not None and overall.unique_bigrams < 1
-    assert "1 of 8 texts repeat themselves (c-00)" in report(result, tmp_path)[2]
+    table, _, page = report(result, tmp_path)
+    assert "1 of 8 texts repeat themselves (c-00)" in page
+    assert "its own wiring: 1 of 8 texts go round (c-00); tau without them" in " ".join(table.split())
 
 
 def test_an_alarm_where_served_parts_from_predicted(tmp_path) -> None:
@@ -292,6 +294,21 @@ def test_80_columns_hold_the_table_of_a_server(tmp_path) -> None:
     assert max(len(line) for line in table.splitlines()) <= 80
     assert "its own wiring, batch 16" in page
     assert "speculative_num_steps = 2" in page and "sglang-0.5.23" in page and "--note <b>&" in page
+
+
+def test_names_with_brackets_stay_whole(tmp_path) -> None:
+    result = measured(FakeEngine(), tmp_path, sets=[one_set("a[red]", 2)], title="t[b]")
+    assert "a[red]" in report(result, tmp_path)[0]
+
+
+def test_many_proposals_get_a_table_of_positions(tmp_path) -> None:
+    result = measured(FakeEngine(), tmp_path, config(batch_sizes=[1, 2]))
+    for served in result.served:
+        for one in [*(s.summary for s in served.sets), served.overall]:
+            one.acceptance = [0.91, 0.82, 0.73, 0.64, 0.55, None, None]
+    table = report(replace(result, num_steps=7), tmp_path)[0]
+    assert sum(line.split()[-7:] == ["91", "82", "73", "64", "55", "-", "-"] for line in table.splitlines()) == 6
+    assert max(len(line) for line in table.splitlines()) <= 80
 
 
 def test_servers_of_two_builds_are_not_compared_silently(tmp_path) -> None:
