@@ -31,7 +31,7 @@ from data_prep.capture.sglang_http import SGLangHTTPCapture, plan_servers
 from data_prep.config import SGLangCaptureConfig
 from data_prep.extract import extract
 from data_prep.store import Store, StoreManifest
-from eagle3.errors import WiringError
+from eagle3.errors import RedraftError, WiringError
 from eagle3.target_weights import TargetWeights
 from eagle3.wiring import Site, Wiring
 
@@ -125,6 +125,20 @@ def test_company_does_not_change_a_record(capture: SGLangCapture) -> None:
             torch.testing.assert_close(named(alone)[name], state, atol=1e-4, rtol=1e-4)
 
 
+def ranks_of(worker: int) -> list[int]:
+    """Process ids of the worker's ranks other than 0."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            spawned = b"spawn_main" in (path / "cmdline").read_bytes()
+        except (OSError, ValueError):
+            continue
+        if parent == worker and spawned:
+            found.append(int(path.name))
+    return found
+
+
 def test_two_ranks_in_bfloat16_agree_with_each_other_and_the_reference(
     target: Path, config: SGLangCaptureConfig, tmp_path: Path
 ) -> None:
@@ -134,6 +148,11 @@ def test_two_ranks_in_bfloat16_agree_with_each_other_and_the_reference(
     with start(target, LAYERS_ONLY, cfg, "auto", tmp_path / "log") as one:
         assert one.facts["dtype"] == "bfloat16"
         found = by_site(one.run(records()))
+        ranks = ranks_of(one.worker.pid)
+        assert len(ranks) == 1
+        os.kill(ranks[0], signal.SIGKILL)
+        with pytest.raises(RedraftError, match="rank 1 died with exit code -9"):
+            one.run(records())
     for name, state in reference(target, LAYERS_ONLY, "float32").items():
         assert torch.cosine_similarity(found[name], state, dim=1).min().item() > 0.999, name
 

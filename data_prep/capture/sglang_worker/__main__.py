@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import traceback
 from multiprocessing import connection
 from typing import Any
 
@@ -65,7 +66,7 @@ def start_followers(job: dict[str, Any], bench: Any, arguments: Any, ports: Any)
         pipes[rank], theirs = spawn.Pipe()
         with bench.maybe_reindex_device_id(rank) as gpu:
             process = spawn.Process(
-                target=worker_rank.follow, args=(os.getpid(), job, arguments, ports, gpu, rank, theirs), daemon=True
+                target=worker_rank.follow, args=(os.getpid(), job, arguments, ports, gpu, rank, theirs)
             )
             process.start()
         theirs.close()
@@ -119,6 +120,11 @@ def _fail(reply: Any, kind: str, err: Exception) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
+    try:
+        code = main()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
-    os._exit(code)  # the engine's threads would keep the process
+    sys.stderr.flush()
+    os._exit(code)  # the engine's threads would keep the process, and so would ranks that wait for this one

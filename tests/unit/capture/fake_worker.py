@@ -63,6 +63,10 @@ class Fake:
         if self.mode == "memory":
             self.say("error", kind="memory", why="OutOfMemoryError: tried to allocate 20 GiB")
             os._exit(1)
+        if self.mode == "rank":
+            print("torch.OutOfMemoryError: CUDA out of memory", file=sys.stderr, flush=True)
+            self.say("error", kind="rank", why="rank 1 died with exit code 1")
+            os._exit(1)
         if self.mode == "garbage":
             self.reply.write("not JSON\n")
             self.reply.flush()

@@ -128,6 +128,7 @@ def test_what_the_manifest_records(tmp_path: Path) -> None:
         ("off_by_one", WiringError, "slot 0 holds layer_1, expected layer_2; slot 1 holds layer_2"),
         ("no_hooks", WiringError, "cannot measure.*no hook fired at"),
         ("garbage", RedraftError, "unexpected answer while capturing 2 records of 5 tokens"),
+        ("rank", RedraftError, "a rank .* died while capturing.*rank 1 died with exit code 1.*OutOfMemoryError"),
         ("memory", RedraftError, "out of memory while capturing 2 records.*20 GiB.*capture.batch_tokens"),
     ],
 )
