@@ -71,7 +71,6 @@ REPORTED = {
     "prefix_caching": ("cache_config", "enable_prefix_caching"),
     "max_running_requests": ("scheduler_config", "max_num_seqs"),
     "async_scheduling": ("scheduler_config", "async_scheduling"),
-    "device": ("device_config", "device_type"),
 }
 Command = Callable[[str, Sequence[str]], list[str]]
 
