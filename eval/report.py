@@ -79,8 +79,9 @@ def verdict(series: Series, named: bool) -> str:
     who = f"{series.label}: the draft emits" if named else "The draft emits"
     line = f"{who} {overall.tau:.2f} tokens per verify step, of at most {result.ceiling}"
     if overall.gain is not None:
-        many = f", at batch {series.served.batch}" if series.served.facts else ""
-        line += f", and decodes{many} at {overall.gain:.2f} times the speed of the target alone"
+        line += f", and decodes at {overall.gain:.2f} times the speed of the target alone"
+        if series.served.facts and ", batch" not in who:
+            line += f", {series.served.batch} at a time"
     line += "."
     if result.predicted_tau is not None and not series.served.differences:
         line += f" Validation data promised {result.predicted_tau:.2f} tokens."
