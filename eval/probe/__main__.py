@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m eval.probe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     subs = parser.add_subparsers(metavar="PROBE", required=True)
+    _static(subs)
     _live(subs)
     _draft(subs)
     _store(subs)
@@ -73,6 +74,24 @@ def _tokens(one: argparse.ArgumentParser, prompts: int, max_tokens: int) -> None
     one.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds a request may take")
 
 
+def _static(subs: argparse._SubParsersAction) -> None:
+    one = _add(
+        subs,
+        "static",
+        commands.run_static,
+        "read an SGLang tree (or a Python that has one) without starting it: which ids make it feed a wiring",
+        "static .venv/bin/python --model-type kimi_k25 --num-layers 61 --wiring layer_3,layer_31,layer_59",
+    )
+    one.add_argument("tree", type=Path, help="folder of SGLang's source, of an installed package, or an interpreter")
+    one.add_argument("--model-type", default="", metavar="TYPE", help="the target's: llama, deepseek_v3, kimi_k25, ...")
+    one.add_argument("--architecture", default="", metavar="CLASS", help="the target's class, where it is unusual")
+    one.add_argument("--draft", type=Path, metavar="FOLDER", help="served folder: the wiring it was trained on")
+    one.add_argument("--wiring", metavar="SITES", help="what must be fed, e.g. layer_3,layer_31,layer_59 or native")
+    one.add_argument("--target", type=Path, metavar="FOLDER", help="takes model type and depth from the target")
+    one.add_argument("--num-layers", type=_positive, default=0, metavar="N", help="the target's decoder layers")
+    one.add_argument("--disable-cuda-graph", action="store_true", help="the server will run without CUDA graphs")
+
+
 def _live(subs: argparse._SubParsersAction) -> None:
     one = _add(
         subs,
@@ -86,6 +105,13 @@ def _live(subs: argparse._SubParsersAction) -> None:
     one.add_argument("--draft", type=Path, metavar="FOLDER", help="served folder: what it expects is compared")
     one.add_argument("--wiring", metavar="SITES", help="what is expected, e.g. layer_2,layer_15,layer_27 or native")
     one.add_argument("--store", type=Path, metavar="FOLDER", help="take tokens and states from a store; run no target")
+    one.add_argument(
+        "--new-tokens",
+        type=_positive,
+        default=8,
+        metavar="N",
+        help="generate N tokens, to see whether they are fed as prompts are (default: %(default)s)",
+    )
     one.add_argument("--save", type=Path, metavar="FILE", help="keep the server's states for the ranks probe")
     _tokens(one, prompts=4, max_tokens=64)
 

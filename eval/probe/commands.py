@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eagle3.atomic import read_json
+from eagle3.checkpoint import served_wiring
+from eagle3.conventions import Shape
 from eagle3.errors import ConfigError
 from eagle3.hf_model import choose_device, choose_dtype, load_target
 from eagle3.hf_states import all_site_states
@@ -18,15 +21,48 @@ from eagle3.wiring import Site, Wiring
 from eval.probe.draft import candidates_for, judge_draft, load_subject, score_candidates
 from eval.probe.dump import Dump, load_dump, save_dump
 from eval.probe.expected import Expected, expected_of_folder, parse_wiring
-from eval.probe.live import Asked, ask, judge_live, refuse_other_ids
+from eval.probe.live import Fed, ask, judge_live, refuse_other_ids
 from eval.probe.prompts import random_prompts, text_prompts
 from eval.probe.ranks import compare_ranks
 from eval.probe.scoring import TargetEnd
-from eval.probe.server import ProbeServer, ServerFacts
+from eval.probe.server import Answer, ProbeServer, ServerFacts
+from eval.probe.static import probe_static
 from eval.probe.store import judge_store, target_note
 from eval.probe.stored import StoreReader
 from eval.probe.texts import read_store, run_prompts, run_store
 from eval.probe.verdict import Verdict
+
+
+def run_static(args: argparse.Namespace) -> Verdict:
+    """`static`: an SGLang tree, read without starting it."""
+    wiring, model_type = _static_wiring(args)
+    if not model_type:
+        raise ConfigError("no model type is known", where="--model-type", mend="give it, or --draft or --target")
+    return probe_static(args.tree, model_type, args.architecture, wiring, cuda_graphs=not args.disable_cuda_graph)
+
+
+def _static_wiring(args: argparse.Namespace) -> tuple[Wiring | None, str]:
+    """What the tree should feed, and the target's model type."""
+    if args.draft and args.wiring:
+        raise ConfigError("two expectations", where="--draft, --wiring", mend="give one of them")
+    if args.draft:
+        config = read_json(args.draft / "config.json", mend="give a served folder")
+        wiring = served_wiring(config, str(args.draft))
+        if wiring is None:
+            raise ConfigError(
+                "the draft names no wiring", where=str(args.draft), mend="name it with --wiring, or find it with draft"
+            )
+        return wiring, args.model_type or wiring.model_type
+    if args.target:
+        one = TargetWeights(args.target).identity()
+        shape = Shape(args.model_type or one.model_type, one.num_layers, one.hidden_size)
+    else:
+        shape = Shape(args.model_type, args.num_layers, 1)  # the width plays no part in ids
+    if not args.wiring:
+        return None, shape.model_type
+    if not shape.num_layers:
+        raise ConfigError("the target's depth is not known", where="--num-layers", mend="give it, or --target FOLDER")
+    return parse_wiring(args.wiring, shape), shape.model_type
 
 
 def run_live(args: argparse.Namespace) -> Verdict:
@@ -40,13 +76,14 @@ def run_live(args: argparse.Namespace) -> Verdict:
     refused = refuse_other_ids(facts, expected)
     if refused is not None:
         return refused
-    asked = _asked(args, weights)
-    states, mixed = ask(server, facts, [one.ids for one in asked], shape.hidden_size)
+    source = _Source(args, weights)
+    answers, mixed = ask(server, facts, source.prompts, shape.hidden_size, args.new_tokens)
     if args.save:
-        prompts = [torch.tensor(one.ids) for one in asked]
-        save_dump(args.save, Dump(facts.url, facts.ranks, facts.version, shape.hidden_size, prompts, states))
+        prompts, rows = [torch.tensor(ids) for ids in source.prompts], [one.rows for one in answers]
+        save_dump(args.save, Dump(facts.url, facts.ranks, facts.version, shape.hidden_size, prompts, rows))
+    fed = source.beside(answers)
     like = _any_wiring(shape)
-    verdict = judge_live(facts, asked, states, expected, like)
+    verdict = judge_live(facts, fed, expected, like)
     return _also(verdict, mixed, "send requests one by one until a build is found that keeps them apart")
 
 
@@ -120,8 +157,9 @@ def _ask_side(args: argparse.Namespace, url: str, like: Dump | None) -> Dump:
     else:
         weights = TargetWeights(args.target)
         prompts, width = _prompts(args, weights), weights.hidden_size
-    states, _ = ask(server, facts, prompts, width)
-    return Dump(url, facts.ranks, facts.version, width, [torch.tensor(ids) for ids in prompts], states)
+    answers, _ = ask(server, facts, prompts, width)
+    rows = [one.rows for one in answers]
+    return Dump(url, facts.ranks, facts.version, width, [torch.tensor(ids) for ids in prompts], rows)
 
 
 def _expected(args: argparse.Namespace, shape: TargetIdentity, facts: ServerFacts) -> Expected:
@@ -134,19 +172,34 @@ def _expected(args: argparse.Namespace, shape: TargetIdentity, facts: ServerFact
     return Expected(None, "neither --draft nor --wiring is given")
 
 
-def _asked(args: argparse.Namespace, weights: TargetWeights) -> list[Asked]:
-    """Prompts with the target's states: its own run, or a store's records."""
-    if args.store is None:
-        model = _model(args)
-        return [Asked(ids, all_site_states(model, ids)) for ids in _prompts(args, weights)]
-    reader = StoreReader(args.store)
-    table = weights.embedding()
-    out = []
-    for record in reader.spread(args.prompts, args.max_tokens):
-        named = {name if name != "final" else reader.wiring.teacher: s.float() for name, s in record.states.items()}
-        named["embedding"] = table[record.input_ids].float()
-        out.append(Asked(record.input_ids.tolist(), _by_depth(named)))
-    return out
+class _Source:
+    """The live probe's prompts, and the target's own states beside the server's: its run, or a store's records."""
+
+    def __init__(self, args: argparse.Namespace, weights: TargetWeights) -> None:
+        self._args = args
+        self._stored: list[dict[str, Tensor]] | None = None
+        if args.store is None:
+            self.prompts = _prompts(args, weights)
+            return
+        reader = StoreReader(args.store)
+        table = weights.embedding()
+        records = list(reader.spread(args.prompts, args.max_tokens))
+        self.prompts = [record.input_ids.tolist() for record in records]
+        self._stored = [
+            {name if name != "final" else reader.wiring.teacher: state.float() for name, state in one.states.items()}
+            | {"embedding": table[one.input_ids].float()}
+            for one in records
+        ]
+
+    def beside(self, answers: list[Answer]) -> list[Fed]:
+        """Pair the server's answers with the target's states; a store has none for generated tokens."""
+        if self._stored is not None:
+            return [Fed(one, _by_depth(states)) for one, states in zip(answers, self._stored, strict=True)]
+        model = _model(self._args)
+        return [
+            Fed(one, all_site_states(model, [*ids, *one.output_ids[:-1]]))
+            for ids, one in zip(self.prompts, answers, strict=True)
+        ]
 
 
 def _by_depth(states: dict[str, Tensor]) -> dict[str, Tensor]:

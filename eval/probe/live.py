@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from eagle3.conventions import EngineConvention
-from eagle3.errors import WiringError
+from eagle3.errors import DataError, WiringError
 from eagle3.site_match import SlotMatch, match_slots
 from eagle3.wiring import Wiring
 from eval.probe.expected import Expected, site_names
-from eval.probe.server import WHOLE_PREFILL, ProbeServer, ServerFacts, check_rows
+from eval.probe.server import WHOLE_PREFILL, Answer, ProbeServer, ServerFacts, check_rows
 from eval.probe.slots import Doubt, difference_words, doubts, joined, measured_wiring, slot_rows
 from eval.probe.verdict import Verdict, cannot_tell
 
@@ -22,21 +22,44 @@ NO_FUSION = (
     "restart it with flashinfer's fused all-reduce off (--enforce-disable-flashinfer-allreduce-fusion in 0.5.23), for "
     "captures before the sum over ranks hold one rank's part; then probe again"
 )
+LATE = (
+    "this build captures its CUDA graphs before it sets the draft's layer ids: restart it with --disable-cuda-graph, "
+    "or take 0.5.13 or newer"
+)
+MIN_DECODED = 8  # generated tokens fed back, over all prompts
 SAME_ERROR = 0.05  # relative error up to which two answers to one prompt are the same
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One prompt and what the target itself has on it: `ids [T]`, site name -> `[T, H]`."""
+class Fed:
+    """What the server fed on one prompt, and what the target itself has there.
 
-    ids: list[int]
+    Args:
+        answer: the server's, checked: one row a prompt token.
+        reference: site name -> [n, H]; n is the prompt's tokens, or those and the generated ones that were fed back.
+    """
+
+    answer: Answer
     reference: Mapping[str, Tensor]
+
+    @property
+    def prompt_reference(self) -> dict[str, Tensor]:
+        """The target's states on the prompt's own tokens."""
+        return {name: state[: len(self.answer.rows)] for name, state in self.reference.items()}
+
+    def decoded(self) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """States of generated tokens, and the target's there; None when the server returned not one for each."""
+        begin, count = len(self.answer.rows), len(self.answer.output_ids) - 1
+        known = next(iter(self.reference.values())).shape[0] - begin
+        if count < 1 or self.answer.decoded.shape != (count, self.answer.rows.shape[1]) or known != count:
+            return None
+        return self.answer.decoded, {name: state[begin:] for name, state in self.reference.items()}
 
 
 def ask(
-    server: ProbeServer, facts: ServerFacts, prompts: Sequence[Sequence[int]], hidden_size: int
-) -> tuple[list[Tensor], list[str]]:
-    """Aux states of each prompt, sent alone, `[T, k*H]` float32; and what sending them together shows.
+    server: ProbeServer, facts: ServerFacts, prompts: Sequence[Sequence[int]], hidden_size: int, new_tokens: int = 1
+) -> tuple[list[Answer], list[str]]:
+    """Aux states of each prompt, sent alone; and what sending them together shows.
 
     Batches have returned other requests' states in some builds, so the prompts are also sent in one request and
     compared, where no prefix cache would shorten the second answer.
@@ -47,33 +70,33 @@ def ask(
     """
     alone = []
     for place, ids in enumerate(prompts):
-        prefill = server.states(ids)
-        alone.append(check_rows(prefill, len(ids), facts, hidden_size, f"{server.url}, prompt {place}"))
+        answer = server.states(ids, new_tokens)
+        check_rows(answer, len(ids), facts, hidden_size, f"{server.url}, prompt {place}")
+        alone.append(answer)
+    if len({answer.rows.shape[1] for answer in alone}) > 1:
+        raise DataError("the server feeds some prompts more slots than others", where=server.url, mend="see its log")
     if len(prompts) < 2 or facts.prefix_cache:
         return alone, []
     together = server.batch_states(prompts)
-    for place, (prefill, rows) in enumerate(zip(together, alone, strict=True)):
-        if prefill.rows.shape != rows.shape or _error(prefill.rows, rows) > SAME_ERROR:
+    for place, (one, other) in enumerate(zip(alone, together, strict=True)):
+        if one.rows.shape != other.rows.shape or _error(other.rows, one.rows) > SAME_ERROR:
             return alone, [
                 f"prompt {place} gets other states in a batch than alone: the server mixes up requests of one batch"
             ]
     return alone, []
 
 
-def judge_live(
-    facts: ServerFacts, asked: Sequence[Asked], states: Sequence[Tensor], expected: Expected, like: Wiring
-) -> Verdict:
+def judge_live(facts: ServerFacts, fed: Sequence[Fed], expected: Expected, like: Wiring) -> Verdict:
     """Name every slot and compare with what the draft expects and with what the build's convention promises.
 
     Args:
         facts: the server's own.
-        asked: the prompts, with the target's states.
-        states: the server's aux states on them, [T, k*H] each.
+        fed: the server's states and the target's, a prompt each.
         expected: the draft's wants; its wiring may be None: then slots are named and only the convention is compared.
         like: a wiring on the same target (for its shape).
     """
-    unknown = torch.cat(list(states))
-    reference = joined([one.reference for one in asked])
+    unknown = torch.cat([one.answer.rows for one in fed])
+    reference = joined([one.prompt_reference for one in fed])
     matches = match_slots(unknown, reference, like.hidden_size)
     doubtful = doubts(matches, unknown, reference, like.hidden_size, facts.ranks)
     names = site_names(expected.wiring)
@@ -82,15 +105,48 @@ def judge_live(
     different = difference_words(matches, expected.wiring) if expected.wiring is not None else []
     if doubtful:
         return _doubtful(facts, doubtful, different, common)
+    torn, beside = _compare_decoding(fed, matches, like.hidden_size)
+    if torn:
+        return Verdict(
+            False,
+            f"{found} while it reads a prompt, and others while it generates",
+            [*torn, *different],
+            LATE,
+            **common,
+        )
     surprise = _surprise(facts, matches, expected, like)
     if expected.wiring is None:
         if surprise:
             return Verdict(False, found, surprise, _trust_measurement(matches), **common)
-        return Verdict(True, found, [f"{expected.source}: nothing to compare with", *_known(facts)], "", **common)
+        return Verdict(
+            True, found, [f"{expected.source}: nothing to compare with", *beside, *_known(facts)], "", **common
+        )
     if different:
         mend = _mend(facts.convention(), matches, expected, like, bool(surprise))
         return Verdict(False, f"{found}, and the draft expects others", [*different, *surprise], mend, **common)
-    return Verdict(True, f"{found}, as expected", [expected.source, *surprise, *_known(facts)], "", **common)
+    return Verdict(True, f"{found}, as expected", [expected.source, *beside, *surprise, *_known(facts)], "", **common)
+
+
+def _compare_decoding(
+    fed: Sequence[Fed], matches: Sequence[SlotMatch], hidden_size: int
+) -> tuple[list[str], list[str]]:
+    """Whether generated tokens are fed the same sites as prompts: what contradicts it, and what to say beside.
+
+    Some builds capture their CUDA graphs before they set the draft's ids: then prompts, which run without graphs, get
+    the ids' sites, and every token after them the default ones.
+    """
+    pairs = [pair for one in fed if (pair := one.decoded()) is not None]
+    count = sum(len(rows) for rows, _ in pairs)
+    if count < MIN_DECODED:
+        return [], [f"only prompts were compared: the server returned {count} usable states of generated tokens"]
+    unknown, reference = torch.cat([rows for rows, _ in pairs]), joined([states for _, states in pairs])
+    decoded = match_slots(unknown, reference, hidden_size)
+    torn = [
+        f"slot {one.slot} holds {one.site} on prompts and {other.site} on generated tokens (error {other.error:.3f})"
+        for one, other in zip(matches, decoded, strict=True)
+        if one.site != other.site
+    ]
+    return torn, [f"prompts and {count} generated tokens are fed alike"]
 
 
 def refuse_other_ids(facts: ServerFacts, expected: Expected) -> Verdict | None:

@@ -120,11 +120,20 @@ class ServerFacts:
 
 
 @dataclass(frozen=True)
-class Prefill:
-    """The states of one prompt as the server returned them: `rows [n, W]` float32, and tokens it found cached."""
+class Answer:
+    """The states of one prompt as the server returned them.
+
+    Args:
+        rows: [n, W] float32, one a prompt token that was computed.
+        cached_tokens: prompt tokens that it found in its prefix cache.
+        output_ids: the tokens it generated.
+        decoded: [m, W] float32, one a generated token that was fed back; the last one never is.
+    """
 
     rows: Tensor
     cached_tokens: int
+    output_ids: list[int]
+    decoded: Tensor
 
 
 class ProbeServer:
@@ -161,26 +170,26 @@ class ProbeServer:
             mend="give the address of an SGLang server; vLLM hands out no hidden states over HTTP",
         )
 
-    def states(self, ids: Sequence[int]) -> Prefill:
-        """Aux states of one prompt, sent alone.
+    def states(self, ids: Sequence[int], new_tokens: int = 1) -> Answer:
+        """Aux states of one prompt, sent alone, and of `new_tokens - 1` tokens that it generates (end tokens ignored).
 
         Raises:
             RedraftError: the request failed, or the answer is not what this probe reads.
         """
-        return self._prefill(self._generate([list(ids)], batch=False)[0])
+        return self._read(self._generate([list(ids)], new_tokens, batch=False)[0])
 
-    def batch_states(self, prompts: Sequence[Sequence[int]]) -> list[Prefill]:
+    def batch_states(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
         """Aux states of several prompts sent in one request, in order.
 
         Raises:
             RedraftError: as `states`.
         """
-        return [self._prefill(one) for one in self._generate([list(ids) for ids in prompts], batch=True)]
+        return [self._read(one) for one in self._generate([list(ids) for ids in prompts], 1, batch=True)]
 
-    def _generate(self, prompts: list[list[int]], batch: bool) -> list[Any]:
+    def _generate(self, prompts: list[list[int]], new_tokens: int, batch: bool) -> list[Any]:
         body = {
             "input_ids": prompts if batch else prompts[0],
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "sampling_params": {"max_new_tokens": new_tokens, "temperature": 0.0, "ignore_eos": True},
             "return_hidden_states": True,
         }
         answer = self._json(self._send("POST", "/generate", body), "/generate")
@@ -189,22 +198,28 @@ class ProbeServer:
             raise self._strange(f"{len(answers)} answers to {len(prompts)} prompts")
         return answers
 
-    def _prefill(self, answer: Any) -> Prefill:
+    def _read(self, answer: Any) -> Answer:
         meta = answer.get("meta_info") if isinstance(answer, dict) else None
         if not isinstance(meta, dict) or not isinstance(meta.get("hidden_states"), list):
             raise self._strange("the answer holds no meta_info.hidden_states")
-        rows: list[Any] = []
+        of_prompt: list[Any] = []
+        of_output: list[Any] = []
         for part in meta["hidden_states"]:
-            if not (isinstance(part, list) and part and isinstance(part[0], list)):
-                break  # a bare row belongs to a generated token
-            rows += part
+            nested = isinstance(part, list) and bool(part) and isinstance(part[0], list)
+            of_prompt += part if nested and not of_output else []
+            of_output += [] if nested else [part]  # a bare row belongs to a generated token
+        rows = self._table(of_prompt)
+        if rows.ndim != 2:
+            raise self._strange("it holds no row for any prompt token")
+        decoded = self._table(of_output) if of_output else rows[:0]
+        output = [int(token) for token in answer.get("output_ids") or []]
+        return Answer(rows, int(meta.get("cached_tokens") or 0), output, decoded)
+
+    def _table(self, rows: list[Any]) -> Tensor:
         try:
-            tensor = torch.tensor(rows, dtype=torch.float32)
+            return torch.tensor(rows, dtype=torch.float32)
         except (TypeError, ValueError) as err:
             raise self._strange(f"its rows are no table of numbers: {err}") from None
-        if tensor.ndim != 2:
-            raise self._strange("it holds no row for any prompt token")
-        return Prefill(tensor, int(meta.get("cached_tokens") or 0))
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         try:
@@ -245,30 +260,30 @@ class ProbeServer:
         )
 
 
-def check_rows(prefill: Prefill, tokens: int, facts: ServerFacts, hidden_size: int, where: str) -> Tensor:
+def check_rows(answer: Answer, tokens: int, facts: ServerFacts, hidden_size: int, where: str) -> Tensor:
     """The rows of a prompt, one a token, or the reason why there are fewer.
 
     Raises:
         DataError: rows are missing (the prefix cache or chunked prefill is named), of a wrong width or not finite.
     """
-    found, width = prefill.rows.shape
+    found, width = answer.rows.shape
     why = ""
     if found != tokens:
-        why = f"{found} rows came for {tokens} tokens; {_missing_rows(prefill, tokens, facts)}"
+        why = f"{found} rows came for {tokens} tokens; {_missing_rows(answer, tokens, facts)}"
     elif width % hidden_size:
         why = f"rows of width {width}, which is no multiple of the target's {hidden_size}"
-    elif not bool(prefill.rows.isfinite().all()):
-        bad = int((~prefill.rows.isfinite()).any(dim=1).sum())
+    elif not bool(answer.rows.isfinite().all()):
+        bad = int((~answer.rows.isfinite()).any(dim=1).sum())
         why = f"{bad} of {found} rows hold NaN or infinite values"
     if why:
         mend = f"restart the server with {WHOLE_PREFILL}" if found != tokens else "see the server's log and its target"
         raise DataError("the server's aux states are not usable", where=where, why=why, mend=mend)
-    return prefill.rows
+    return answer.rows
 
 
-def _missing_rows(prefill: Prefill, tokens: int, facts: ServerFacts) -> str:
-    if prefill.cached_tokens:
-        return f"the prefix cache held {prefill.cached_tokens} of them (--disable-radix-cache is off)"
+def _missing_rows(answer: Answer, tokens: int, facts: ServerFacts) -> str:
+    if answer.cached_tokens:
+        return f"the prefix cache held {answer.cached_tokens} of them (--disable-radix-cache is off)"
     if facts.chunk is not None and facts.chunk < tokens:
         return f"the prompt was prefilled in chunks of {facts.chunk} (--chunked-prefill-size)"
     if facts.prefix_cache:

@@ -56,6 +56,7 @@ class FakeServer:
         edit: changes the JSON of one prompt's answer.
         batch_edit: changes the list of answers of a batch.
         raw: answers /generate with this response instead.
+        decode: what is fed on generated tokens; None = as on prompts.
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class FakeServer:
         edit: Callable[[dict[str, Any]], None] = lambda _answer: None,
         batch_edit: Callable[[list[Any]], list[Any]] = lambda answers: answers,
         raw: httpx.Response | None = None,
+        decode: Feed | None = None,
     ) -> None:
         self.model, self.info = model, INFO | (info or {})
         self.feed = feed or feed_sites("layer_2", "layer_4", "layer_5")
         self.edit, self.batch_edit, self.raw = edit, batch_edit, raw
+        self.decode = decode
         self.asked: list[Any] = []
 
     def answer(self, request: httpx.Request) -> httpx.Response:
@@ -80,16 +83,22 @@ class FakeServer:
         if self.raw is not None:
             return self.raw
         body = json.loads(request.content)
-        assert body["return_hidden_states"] is True and body["sampling_params"]["max_new_tokens"] == 1
+        assert body["return_hidden_states"] is True
+        count = body["sampling_params"]["max_new_tokens"]
         ids = body["input_ids"]
         self.asked.append(ids)
         if isinstance(ids[0], list):
-            return httpx.Response(200, json=self.batch_edit([self._one(one) for one in ids]))
-        return httpx.Response(200, json=self._one(ids))
+            return httpx.Response(200, json=self.batch_edit([self._one(one, count) for one in ids]))
+        return httpx.Response(200, json=self._one(ids, count))
 
-    def _one(self, ids: list[int]) -> dict[str, Any]:
-        rows = self.feed(all_site_states(self.model, ids), ids).bfloat16().float().tolist()
-        answer = {"text": "", "meta_info": {"prompt_tokens": len(ids), "cached_tokens": 0, "hidden_states": [rows]}}
+    def _one(self, ids: list[int], count: int) -> dict[str, Any]:
+        output = [(7 * token + 11) % 300 + 5 for token in range(count)]  # any tokens will do
+        whole = [*ids, *output[:-1]]
+        states = all_site_states(self.model, whole)
+        rows = self.feed(states, whole)[: len(ids)].bfloat16().float().tolist()
+        later = (self.decode or self.feed)(states, whole)[len(ids) :].bfloat16().float().tolist()
+        meta = {"prompt_tokens": len(ids), "cached_tokens": 0, "hidden_states": [rows, *later]}
+        answer = {"text": "", "output_ids": output, "meta_info": meta}
         self.edit(answer)
         return answer
 

@@ -136,12 +136,25 @@ def test_chunked_prefill_is_noticed(serve: Serve, live: Probe) -> None:
     assert code == 2 and "chunks of 16" in said(verdict) and "--chunked-prefill-size -1" in verdict["mend"]
 
 
-def test_rows_of_generated_tokens_are_left_out(serve: Serve, live: Probe) -> None:
-    def longer(answer: dict[str, Any]) -> None:
-        answer["meta_info"]["hidden_states"].append(answer["meta_info"]["hidden_states"][0][-1])
+def test_generated_tokens_fed_otherwise_are_noticed(serve: Serve, live: Probe) -> None:
+    with_draft = {"enable_return_aux_hidden_states": False, "speculative_algorithm": "EAGLE3", "version": "0.5.9"}
+    served = feed_sites("layer_3", "layer_5", "layer_6")  # graphs captured with the default sites, prompts run without
+    serve(feed=served, decode=feed_sites("layer_2", "layer_4", "layer_5"), info=with_draft)
+    code, verdict = live("--wiring", "layer_3,layer_5,layer_6")
+    assert code == 1 and "slot 0 holds layer_3 on prompts and layer_2 on generated tokens" in said(verdict)
+    assert "--disable-cuda-graph" in verdict["mend"]
+    serve(feed=served, info=with_draft)
+    code, verdict = live("--wiring", "layer_3,layer_5,layer_6")
+    assert code == 0 and "prompts and 21 generated tokens are fed alike" in said(verdict)
 
-    serve(edit=longer)
-    assert live("--wiring", "native")[0] == 0
+
+def test_missing_states_of_generated_tokens_are_said(serve: Serve, live: Probe) -> None:
+    def fewer(answer: dict[str, Any]) -> None:
+        answer["meta_info"]["hidden_states"] = answer["meta_info"]["hidden_states"][:3]
+
+    serve(edit=fewer)
+    code, verdict = live("--wiring", "native")
+    assert code == 0 and "only prompts were compared" in said(verdict)
 
 
 def test_mixed_up_batches_are_named(serve: Serve, live: Probe) -> None:
