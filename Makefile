@@ -1,6 +1,9 @@
 # `make demo` and `make test` do all the set-up they need.
 #   PYTHON  interpreter the virtual environment is made with (3.11 or 3.12)
 #   TORCH   cpu (default) or cuda; with cuda, pip's own default build of torch is taken
+#   RUN     run folder that eval-accept measures (default: the latest)
+#   SERVER  a preset of conf/server for eval-accept, e.g. SERVER=sglang_cpu; without it the run's own engine
+#   ARGS    further settings for eval-accept, e.g. ARGS='eval.engine=sglang eval.server.url=http://127.0.0.1:30000'
 PYTHON ?= python3
 TORCH  ?= cpu
 VENV   ?= .venv
@@ -14,7 +17,7 @@ SGLANG_STAMP := $(SGLANG_VENV)/.ready
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test lint types eval-accept bench clean sglang-cpu test-engines
+.PHONY: setup demo test lint types eval-accept bench clean sglang-cpu test-engines demo-sglang eval-matrix
 
 setup: $(STAMP)
 
@@ -49,9 +52,25 @@ lint: setup
 types: setup
 	$(PY) -m mypy
 
-eval-accept: setup
+SERVER_ARGS := $(if $(SERVER),'hydra.searchpath=[file://$(CURDIR)/conf]' +server=$(SERVER))
+
+eval-accept: setup $(if $(filter sglang_cpu,$(SERVER)),sglang-cpu)
 	@test -e $(RUN)/config.yaml || { echo "error: no run at $(RUN). To mend: run make demo, or give RUN=runs/<name>" >&2; exit 2; }
-	$(PY) train/run.py --config-path $(abspath $(RUN)) --config-name config 'stages=[eval]' $(ARGS)
+	$(PY) train/run.py --config-path $(abspath $(RUN)) --config-name config 'stages=[eval]' $(SERVER_ARGS) $(ARGS)
+
+# After `make demo`: its drafts in the real SGLang instead of the local engine.
+demo-sglang: setup sglang-cpu
+	@test -e runs/smollm2_control/served || { echo "error: no demo drafts. To mend: run make demo first" >&2; exit 2; }
+	$(MAKE) eval-accept RUN=runs/smollm2 SERVER=sglang_cpu
+	$(MAKE) eval-accept RUN=runs/smollm2_control SERVER=sglang_cpu
+	$(PY) -m eval.compare runs/smollm2/eval-sglang runs/smollm2_control/eval-sglang --out runs/demo-sglang
+
+# Which draft works on which SGLang with which ids: two drafts for a 61-layer target, computed for every build, measured
+# on SGLang as it is and patched.
+eval-matrix: setup sglang-cpu
+	$(PY) train/run.py conf=matrix_native +server=sglang_cpu
+	$(PY) train/run.py conf=matrix_embedding +server=sglang_cpu
+	$(PY) -m eval.matrix runs/matrix_native runs/matrix_embedding --out runs/matrix
 
 bench: setup
 	$(PY) -m benchmarks.step
