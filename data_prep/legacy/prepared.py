@@ -7,8 +7,9 @@ from pathlib import Path
 
 from datasets import Dataset, disable_progress_bars
 
-from data_prep.prepare import FEATURES, SPLITS, content_hash, count_rows, in_validation, replace_folder
+from data_prep.prepare import FEATURES, NAMED_SKIPS, SPLITS, content_hash, count_rows, in_validation, replace_folder
 from data_prep.store import Store
+from data_prep.store.shard import tokens_sha256
 from eagle3.atomic import write_json
 from eagle3.errors import ConfigError, DataError
 
@@ -29,9 +30,7 @@ def write_prepared(store: Store, out: Path, source: str, val_fraction: float = 0
     """
     if not 0 <= val_fraction < 1:
         raise ConfigError("bad value", where="--val-fraction", why=f"found {val_fraction}, expected a share in [0, 1)")
-    places: dict[str, list[int]] = {split: [] for split in SPLITS}
-    for index, record_id in enumerate(store.record_ids):
-        places["val" if in_validation(record_id, seed, val_fraction) else "train"].append(index)
+    places, skipped = _split(store, val_fraction, seed)
     _fill_empty(places, val_fraction)
     out = Path(out)
     work = out.with_name(f".{out.name}.tmp")
@@ -45,8 +44,8 @@ def write_prepared(store: Store, out: Path, source: str, val_fraction: float = 0
         manifest = {
             "tokenizer_hash": store.manifest.tokenizer_hash,
             "template_hash": store.manifest.template_hash,
-            "counts": {**{s: count_rows(sets[s]) for s in SPLITS}, "read": len(store), "skipped": 0},
-            "skipped": [],
+            "counts": {**{s: count_rows(sets[s]) for s in SPLITS}, "read": len(store), "skipped": len(skipped)},
+            "skipped": skipped[:NAMED_SKIPS],
             "settings": {"legacy": source, "val_fraction": val_fraction},
             "seed": seed,
             "content": {split: content_hash(sets[split]) for split in SPLITS},
@@ -55,6 +54,22 @@ def write_prepared(store: Store, out: Path, source: str, val_fraction: float = 0
         replace_folder(work, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _split(store: Store, val_fraction: float, seed: int) -> tuple[dict[str, list[int]], list[dict[str, str]]]:
+    """Indices of each split, and who is left out: nothing to learn, or the tokens and mask of an earlier record."""
+    places: dict[str, list[int]] = {split: [] for split in SPLITS}
+    skipped: list[dict[str, str]] = []
+    seen: dict[str, str] = {}
+    for index, (record_id, supervised) in enumerate(zip(store.record_ids, store.supervised, strict=True)):
+        key = tokens_sha256(store.tokens(index), store.masks(index))
+        twin = seen.setdefault(key, record_id)
+        if twin != record_id or not supervised:
+            why = f"same tokens as {twin}" if twin != record_id else "nothing to learn: no token is masked in"
+            skipped.append({"record": record_id, "why": why})
+            continue
+        places["val" if in_validation(record_id, seed, val_fraction) else "train"].append(index)
+    return places, skipped
 
 
 def _fill_empty(places: dict[str, list[int]], val_fraction: float) -> None:

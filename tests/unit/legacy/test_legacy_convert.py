@@ -213,6 +213,20 @@ def test_what_training_reads_beside_the_store(
     Store.open(tmp_path / "store", tokenizer_hash=manifest["tokenizer_hash"], template_hash=manifest["template_hash"])
 
 
+def test_records_that_teach_nothing_new_are_left_out_of_training(
+    write_v1: Callable[..., Path], convert: Callable[..., int], tmp_path: Path
+) -> None:
+    folder = write_v1(*WHOLE)
+    rewrite(folder / "data_0.pt", loss_mask=torch.zeros(24))
+    (folder / "data_4.pt").write_bytes((folder / "data_3.pt").read_bytes())
+    assert convert(folder, "--prepared", str(tmp_path / "prepared"), "--val-fraction", "0") == 0
+    assert load_prepared(tmp_path / "prepared", "train")["record_id"][:] == ["data_1", "data_2", "data_3"]
+    skipped = json.loads((tmp_path / "prepared" / "manifest.json").read_text())["skipped"]
+    assert [one["record"] for one in skipped] == ["data_0", "data_4"]
+    assert skipped[1]["why"] == "same tokens as data_3"
+    assert len(Store.open(tmp_path / "store")) == 5
+
+
 def test_diagnose_from_the_command_line(
     write_v1: Callable[..., Path], tiny_llama_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
