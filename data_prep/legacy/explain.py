@@ -67,7 +67,7 @@ def _input(found: Diagnosis, shape: Shape) -> list[str]:
     """Who can serve a draft trained so."""
     sites = [site for site in found.inputs if site is not None]
     if any(site in TEACHERS for site in sites):
-        return ["The target's final state is among the inputs; no engine feeds it to a draft."]
+        return ["The target's final state is among the inputs, where no wiring here has it."]
     try:
         wiring = Wiring(tuple(Site.parse(site) for site in sites), "final", *_numbers(shape))
     except WiringError as err:
