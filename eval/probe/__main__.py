@@ -132,7 +132,7 @@ def _draft(subs: argparse._SubParsersAction) -> None:
     source.add_argument("--prompts", type=Path, metavar="FILE", help="JSONL prompts that the target answers itself")
     one.add_argument("--stored-states", action="store_true", help="use the store's states; try only sites it holds")
     one.add_argument("--all-of", metavar="SITES", help="also try every choice of these sites, in layer order")
-    one.add_argument("--records", type=_positive, default=12, metavar="N", help="how many (default: %(default)s)")
+    one.add_argument("--records", type=_positive, default=32, metavar="N", help="how many (default: %(default)s)")
     one.add_argument(
         "--max-tokens",
         type=_positive,

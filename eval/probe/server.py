@@ -147,7 +147,7 @@ class ProbeServer:
 
     def __init__(self, url: str, timeout: float = 600.0, client: httpx.Client | None = None) -> None:
         self.url = url.rstrip("/")
-        self._client = client or httpx.Client(timeout=timeout)
+        self._client = client or httpx.Client(timeout=timeout, trust_env=False)  # a proxy knows no local server
 
     def facts(self) -> ServerFacts:
         """Read the server's flags.

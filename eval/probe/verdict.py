@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -54,15 +54,12 @@ class Verdict:
             {"verdict": self.word, "exit_code": self.exit_code, **asdict(self)}, indent=2, ensure_ascii=False
         )
 
-    def __rich__(self) -> Group:
-        """Table, verdict, reasons, mend: for people."""
+    def lines(self) -> list[Text]:
+        """Verdict, reasons and mend, for people."""
         colour = ("green", "red", "yellow")[self.exit_code]
-        parts: list[Table | Text] = [_table(self.rows)] if self.rows else []
-        parts.append(Text.assemble((self.word.upper(), f"bold {colour}"), f": {self.what}"))
-        parts += [Text(f"  - {reason}") for reason in self.reasons]
-        if self.mend:
-            parts.append(Text(f"  To mend: {self.mend}"))
-        return Group(*parts)
+        out = [Text.assemble((self.word.upper(), f"bold {colour}"), f": {self.what}")]
+        out += [Text(f"  - {reason}") for reason in self.reasons]
+        return [*out, Text(f"  To mend: {self.mend}")] if self.mend else out
 
 
 def cannot_tell(what: str, reasons: list[str], mend: str, **more: Any) -> Verdict:
@@ -78,7 +75,10 @@ def show(verdict: Verdict, as_json: bool) -> int:
         console = Console(highlight=False)
         if not console.is_terminal:
             console.width = WIDTH  # a log has no width of its own
-        console.print(verdict)
+        if verdict.rows:
+            console.print(_table(verdict.rows))
+        for line in verdict.lines():
+            console.print(line, soft_wrap=not console.is_terminal)
     return verdict.exit_code
 
 
