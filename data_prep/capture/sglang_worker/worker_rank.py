@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from worker_taps import Decoder, Taps, disagreement, probe
 
 PR_SET_PDEATHSIG = 1
@@ -109,7 +109,11 @@ class Captured:
         """Write tokens, states and, where measured, sites as safetensors into file `fd`."""
         tensors = {"tokens": self.taps.tokens, "aux": self.aux, "teacher": self.teacher}
         tensors.update({f"site.{name}": state for name, state in self.taps.sites.items()})
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, f"/proc/self/fd/{fd}")
+        data = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+        with os.fdopen(os.dup(fd), "wb") as file:  # save_file would put a file of its own in place of this one
+            file.seek(0)
+            file.truncate(0)
+            file.write(data)
 
 
 class RankCapture:
