@@ -25,8 +25,8 @@ def _for(model_types: Sequence[str], rule: IdRule) -> dict[str, IdRule]:
 
 _GRAPHS = (
     "0.5.6 to 0.5.10 capture their CUDA graphs with the default layers before they set the ids (read in 0.5.6.post2, "
-    "0.5.9 and 0.5.10; mended by 0.5.13), so ids other than the default hold only with --disable-cuda-graph or after "
-    "scripts/sglang_patch.py"
+    "0.5.9 and 0.5.10; 0.5.11 sets them first), so ids other than the default hold only with --disable-cuda-graph or "
+    "after scripts/sglang_patch.py"
 )
 _OLD_NOTES = {
     "*": _GRAPHS,
@@ -49,7 +49,7 @@ _ALL = (
     EngineConvention(
         name="sglang-0.5.9",
         read_from="sglang 0.5.9 srt/models/{llama,qwen2,qwen2_moe,qwen3,qwen3_moe,qwen3_next,deepseek_v2}.py and "
-        "model_executor/model_runner.py; the deepseek_v2 setter is the same in 0.5.6.post2, 0.5.10 and 0.5.12",
+        "model_executor/model_runner.py; the deepseek_v2 setter is the same in 0.5.6.post2, 0.5.10, 0.5.11 and 0.5.12",
         rule=Offset(1),
         families=SGLANG_FAMILIES,
         no_embedding=_OLD_NO_EMBEDDING,

@@ -7,7 +7,6 @@ afterwards: what a replayed graph returns are the default layers, whatever the i
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from eagle3.sglang_tree.classes import SETTER
@@ -61,12 +60,15 @@ def read_graphs(tree: SglangTree) -> GraphReading:
     resets: dict[str, list[ast.Expr]] = {}
     late: dict[str, LateSetting] = {}
     for name in here:
-        module = tree.parse(name)
-        found = [one for one in ast.walk(module) if isinstance(one, ast.Expr) and _is_reset(one.value)]
+        nodes = list(ast.walk(tree.parse(name)))
+        found = [one for one in nodes if isinstance(one, ast.Expr) and _is_reset(one.value)]
         if found:
             resets[name] = found
-        for body in _bodies(module):
-            setting = _late(body)
+        calls = [one for one in nodes if isinstance(one, ast.Call)]
+        captures = [one for one in calls if dotted(one.func) == f"self.{CAPTURE}"]
+        settings = [one for one in calls if _is_setter(one) and not _is_reset(one)]
+        for function in nodes:
+            setting = _late(function.body, captures, settings) if isinstance(function, ast.FunctionDef) else None
             if setting is not None:
                 late[name] = setting
     return GraphReading(RUNNERS[1] in here, resets, late)
@@ -80,19 +82,14 @@ def _is_setter(node: ast.Call) -> bool:
     return dotted(node.func).endswith(f".model.{SETTER}")
 
 
-def _bodies(module: ast.Module) -> Iterator[list[ast.stmt]]:
-    for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef):
-            yield node.body
+def _late(body: list[ast.stmt], captures: list[ast.Call], settings: list[ast.Call]) -> LateSetting | None:
+    """The first capture and the first setting of one body, when they come in that order."""
+    capture = next((one for one in body if _holds_any(one, captures)), None)
+    setting = next((one for one in body if _holds_any(one, settings)), None)
+    if capture is None or setting is None or setting.lineno <= capture.lineno:
+        return None
+    return LateSetting(capture, setting)
 
 
-def _late(body: list[ast.stmt]) -> LateSetting | None:
-    captures = [i for i, one in enumerate(body) if _calls(one, lambda call: dotted(call.func) == f"self.{CAPTURE}")]
-    settings = [i for i, one in enumerate(body) if _calls(one, lambda call: _is_setter(call) and not _is_reset(call))]
-    if captures and settings and settings[0] > captures[0]:
-        return LateSetting(body[captures[0]], body[settings[0]])
-    return None
-
-
-def _calls(statement: ast.stmt, wanted: Callable[[ast.Call], bool]) -> bool:
-    return any(isinstance(one, ast.Call) and wanted(one) for one in ast.walk(statement))
+def _holds_any(statement: ast.stmt, calls: list[ast.Call]) -> bool:
+    return any(statement.lineno <= one.lineno <= (statement.end_lineno or 0) for one in calls)

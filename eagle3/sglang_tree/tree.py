@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from eagle3.errors import RedraftError
@@ -55,7 +56,7 @@ class SglangTree:
             RedraftError: no such file, or not Python.
         """
         try:
-            return ast.parse(self.source(name))
+            return _parsed(self.source(name))
         except (SyntaxError, ValueError) as err:
             raise RedraftError(
                 "a file of SGLang is not readable Python",
@@ -71,6 +72,11 @@ class SglangTree:
     def with_overlay(self, files: Mapping[str, bytes]) -> SglangTree:
         """The same tree with `files` in place of what is on disk."""
         return SglangTree(self.root, self.version, {**self.overlay, **files})
+
+
+@lru_cache(maxsize=64)  # a patch reads the same large files several times; nobody changes the trees
+def _parsed(source: bytes) -> ast.Module:
+    return ast.parse(source)
 
 
 def read_tree(tree: Path) -> SglangTree:
