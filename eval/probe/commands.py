@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from eagle3.atomic import read_json
 from eagle3.checkpoint import served_wiring
 from eagle3.conventions import Shape
-from eagle3.errors import ConfigError
+from eagle3.errors import ConfigError, WiringError
 from eagle3.hf_model import choose_device, choose_dtype, load_target
 from eagle3.hf_states import all_site_states
 from eagle3.target_identity import TargetIdentity
@@ -20,13 +20,13 @@ from eagle3.target_weights import TargetWeights
 from eagle3.wiring import Site, Wiring
 from eval.probe.draft import candidates_for, judge_draft, load_subject, score_candidates
 from eval.probe.dump import Dump, load_dump, save_dump
-from eval.probe.expected import Expected, expected_of_folder, parse_wiring
+from eval.probe.expected import Expected, expected_of_folder, parse_wiring, sglang_ids
 from eval.probe.live import Fed, ask, judge_live, refuse_other_ids
 from eval.probe.prompts import random_prompts, text_prompts
 from eval.probe.ranks import compare_ranks
 from eval.probe.scoring import TargetEnd
 from eval.probe.server import Answer, ProbeServer, ServerFacts
-from eval.probe.static import probe_static
+from eval.probe.static import probe_static, with_folder
 from eval.probe.store import judge_store, target_note
 from eval.probe.stored import StoreReader
 from eval.probe.texts import read_store, run_prompts, run_store
@@ -38,7 +38,10 @@ def run_static(args: argparse.Namespace) -> Verdict:
     wiring, model_type = _static_wiring(args)
     if not model_type:
         raise ConfigError("no model type is known", where="--model-type", mend="give it, or --draft or --target")
-    return probe_static(args.tree, model_type, args.architecture, wiring, cuda_graphs=not args.disable_cuda_graph)
+    verdict = probe_static(args.tree, model_type, args.architecture, wiring, cuda_graphs=not args.disable_cuda_graph)
+    if args.draft is None or wiring is None:
+        return verdict
+    return with_folder(verdict, sglang_ids(read_json(args.draft / "config.json")), wiring)
 
 
 def _static_wiring(args: argparse.Namespace) -> tuple[Wiring | None, str]:
@@ -105,6 +108,7 @@ def run_draft(args: argparse.Namespace) -> Verdict:
     device = choose_device(args.device)
     subject = load_subject(args.draft, weights, device)
     expect = parse_wiring(args.expect, shape) if args.expect else None
+    _check_target(subject.claimed, shape, subject.where)
     all_of = [Site.parse(part) for part in args.all_of.split(",")] if args.all_of else []
     candidates = candidates_for(subject, shape, expect, all_of)
     reader = StoreReader(args.store) if args.store else None
@@ -166,10 +170,24 @@ def _expected(args: argparse.Namespace, shape: TargetIdentity, facts: ServerFact
     if args.draft and args.wiring:
         raise ConfigError("two expectations", where="--draft, --wiring", mend="give one of them")
     if args.draft:
-        return expected_of_folder(args.draft, shape, facts.convention())
+        expected = expected_of_folder(args.draft, shape, facts.convention())
+        _check_target(expected.wiring, shape, str(args.draft))
+        return expected
     if args.wiring:
         return Expected(parse_wiring(args.wiring, shape), f"--wiring {args.wiring}")
     return Expected(None, "neither --draft nor --wiring is given")
+
+
+def _check_target(wiring: Wiring | None, shape: TargetIdentity, where: str) -> None:
+    """Refuse a draft that was trained for a target of another depth or width."""
+    if wiring is not None and (wiring.num_layers, wiring.hidden_size) != (shape.num_layers, shape.hidden_size):
+        raise WiringError(
+            "the draft is for another target",
+            where=where,
+            why=f"{wiring.num_layers} layers of width {wiring.hidden_size}; --target has {shape.num_layers} of "
+            f"{shape.hidden_size}",
+            mend="give the target that the draft was trained for",
+        )
 
 
 class _Source:

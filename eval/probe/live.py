@@ -23,8 +23,8 @@ NO_FUSION = (
     "captures before the sum over ranks hold one rank's part; then probe again"
 )
 LATE = (
-    "this build captures its CUDA graphs before it sets the draft's layer ids: restart it with --disable-cuda-graph, "
-    "or take 0.5.13 or newer"
+    "SGLang 0.5.6 to 0.5.10 capture their CUDA graphs before they set the draft's layer ids: restart it with "
+    "--disable-cuda-graph, or take 0.5.13 or newer"
 )
 MIN_DECODED = 8  # generated tokens fed back, over all prompts
 SAME_ERROR = 0.05  # relative error up to which two answers to one prompt are the same
@@ -105,32 +105,39 @@ def judge_live(facts: ServerFacts, fed: Sequence[Fed], expected: Expected, like:
     different = difference_words(matches, expected.wiring) if expected.wiring is not None else []
     if doubtful:
         return _doubtful(facts, doubtful, different, common)
-    torn, beside = _compare_decoding(fed, matches, like.hidden_size)
-    if torn:
-        return Verdict(
-            False,
-            f"{found} while it reads a prompt, and others while it generates",
-            [*torn, *different],
-            LATE,
-            **common,
-        )
+    decoding = _compare_decoding(fed, matches, like.hidden_size)
+    if decoding.torn:
+        what = f"{found} while it reads a prompt, and others while it generates"
+        return Verdict(False, what, [*decoding.torn, *different], LATE, **common)
+    if not decoding.compared and _late_graphs(facts, matches, like):
+        what = f"{found} while it reads a prompt; what it feeds while it generates could not be seen"
+        return cannot_tell(what, [decoding.words, *different], LATE, **common)
     surprise = _surprise(facts, matches, expected, like)
     if expected.wiring is None:
         if surprise:
             return Verdict(False, found, surprise, _trust_measurement(matches), **common)
         return Verdict(
-            True, found, [f"{expected.source}: nothing to compare with", *beside, *_known(facts)], "", **common
+            True, found, [f"{expected.source}: nothing to compare with", decoding.words, *_known(facts)], "", **common
         )
     if different:
         mend = _mend(facts.convention(), matches, expected, like, bool(surprise))
         return Verdict(False, f"{found}, and the draft expects others", [*different, *surprise], mend, **common)
-    return Verdict(True, f"{found}, as expected", [expected.source, *beside, *surprise, *_known(facts)], "", **common)
+    return Verdict(
+        True, f"{found}, as expected", [expected.source, decoding.words, *surprise, *_known(facts)], "", **common
+    )
 
 
-def _compare_decoding(
-    fed: Sequence[Fed], matches: Sequence[SlotMatch], hidden_size: int
-) -> tuple[list[str], list[str]]:
-    """Whether generated tokens are fed the same sites as prompts: what contradicts it, and what to say beside.
+@dataclass(frozen=True)
+class Decoding:
+    """Whether generated tokens are fed as prompts are: could it be seen, in words, and what contradicts it."""
+
+    compared: bool
+    words: str
+    torn: list[str]
+
+
+def _compare_decoding(fed: Sequence[Fed], matches: Sequence[SlotMatch], hidden_size: int) -> Decoding:
+    """Match the states of generated tokens too.
 
     Some builds capture their CUDA graphs before they set the draft's ids: then prompts, which run without graphs, get
     the ids' sites, and every token after them the default ones.
@@ -138,15 +145,28 @@ def _compare_decoding(
     pairs = [pair for one in fed if (pair := one.decoded()) is not None]
     count = sum(len(rows) for rows, _ in pairs)
     if count < MIN_DECODED:
-        return [], [f"only prompts were compared: the server returned {count} usable states of generated tokens"]
+        return Decoding(
+            False, f"only prompts were compared: the server returned {count} usable states of generated tokens", []
+        )
     unknown, reference = torch.cat([rows for rows, _ in pairs]), joined([states for _, states in pairs])
     decoded = match_slots(unknown, reference, hidden_size)
+    if not all(one.sure for one in decoded):
+        return Decoding(False, "only prompts were compared: the states of generated tokens match no site", [])
     torn = [
-        f"slot {one.slot} holds {one.site} on prompts and {other.site} on generated tokens (error {other.error:.3f})"
+        f"slot {one.slot} holds {one.site} on prompts and {other.site} on generated tokens"
         for one, other in zip(matches, decoded, strict=True)
         if one.site != other.site
     ]
-    return torn, [f"prompts and {count} generated tokens are fed alike"]
+    return Decoding(True, f"prompts and {count} generated tokens are fed alike", torn)
+
+
+def _late_graphs(facts: ServerFacts, matches: Sequence[SlotMatch], like: Wiring) -> bool:
+    """The server may feed the default sites to generated tokens, whatever it feeds to prompts."""
+    known = facts.convention()
+    if known is None or not known.name.startswith("sglang-0.5.9") or facts.without_graphs:
+        return False
+    measured = measured_wiring(matches, like)
+    return measured is None or not known.render_default_ok(measured)
 
 
 def refuse_other_ids(facts: ServerFacts, expected: Expected) -> Verdict | None:

@@ -76,6 +76,11 @@ class ServerFacts:
         size = int(self.info.get("chunked_prefill_size") or -1)
         return size if size > 0 else None
 
+    @property
+    def without_graphs(self) -> bool:
+        """No CUDA graphs are replayed."""
+        return bool(self.info.get("disable_cuda_graph")) or self.info.get("device") == "cpu"
+
     def convention(self) -> EngineConvention | None:
         """The id convention known for this version; None when there is none."""
         try:
@@ -108,6 +113,7 @@ class ServerFacts:
                 mend=f"restart it with {_CAPTURE}{wanted} {WHOLE_PREFILL}",
             )
         if not self.captures and not self.drafts:
+            negative = min(ids or [0]) < 0  # the capture flag takes none
             old = "enable_return_aux_hidden_states" not in self.info
             without = f"{_CAPTURE}{wanted} {WHOLE_PREFILL}"
             with_draft = f"its draft's flags and --enable-return-hidden-states {WHOLE_PREFILL}"
@@ -115,7 +121,7 @@ class ServerFacts:
                 "the server does not return aux hidden states",
                 where=self.url,
                 why=f"SGLang {self.version} runs with neither --enable-return-aux-hidden-states nor an EAGLE3 draft",
-                mend=f"restart it with {with_draft if old else without}",
+                mend=f"restart it with {with_draft if old or negative else without}",
             )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eagle3.conventions import convention
+from eagle3.conventions import convention, explain
 from eagle3.errors import WiringError
 from eagle3.sglang_tree import TreeVerdict, convention_of_tree
 from eagle3.wiring import EMBEDDING, Wiring
@@ -63,6 +64,33 @@ def probe_static(
         what = f"{where}: follows {read.convention}; the embedding patch is {patch}"
         return Verdict(True, what, read.reasons, "", facts=facts)
     return _for_wiring(where, read, wiring, str(tree_or_python), cuda_graphs, facts)
+
+
+def with_folder(verdict: Verdict, ids: Sequence[int] | None, wiring: Wiring) -> Verdict:
+    """The verdict on a tree, turned where it reads a draft folder's own ids as other sites than `wiring`'s.
+
+    Args:
+        verdict: of `probe_static`.
+        ids: those in the folder's `eagle_config`; None = none there, so the build's default.
+        wiring: what the draft was trained on.
+    """
+    name = verdict.facts.get("convention")
+    if not verdict.ok or name is None:
+        return verdict
+    try:
+        lines = explain(wiring, convention(name).parse_like(ids, wiring, wiring.teacher))
+    except WiringError as err:
+        lines = [one for one in (err.what, err.why) if one]
+    if not lines:
+        return verdict
+    given = "no ids" if ids is None else f"ids {list(ids)}"
+    return replace(
+        verdict,
+        ok=False,
+        what=f"{verdict.what}; the draft's folder holds {given}, which this build reads as other sites",
+        reasons=[*lines, *verdict.reasons],
+        mend=f"export the draft again with export.convention={name}; its ids are {verdict.facts['ids']}",
+    )
 
 
 def _for_wiring(

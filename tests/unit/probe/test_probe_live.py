@@ -155,6 +155,14 @@ def test_missing_states_of_generated_tokens_are_said(serve: Serve, live: Probe) 
     def fewer(answer: dict[str, Any]) -> None:
         answer["meta_info"]["hidden_states"] = answer["meta_info"]["hidden_states"][:3]
 
+    old = {"enable_return_aux_hidden_states": False, "speculative_algorithm": "EAGLE3", "version": "0.5.9"}
+    three = {"feed": feed_sites("layer_3", "layer_5", "layer_6"), "edit": fewer}
+    serve(**three, info=old)  # its graphs may feed the default to generated tokens, which cannot be seen
+    code, verdict = live("--wiring", "layer_3,layer_5,layer_6")
+    assert code == 2 and "while it generates could not be seen" in verdict["what"]
+    for harmless in ({"disable_cuda_graph": True}, {"device": "cpu"}, {"version": "0.5.23"}):
+        serve(**three, info=old | harmless)
+        assert live("--wiring", "layer_3,layer_5,layer_6")[0] == 0
     serve(edit=fewer)
     code, verdict = live("--wiring", "native")
     assert code == 0 and "only prompts were compared" in said(verdict)
@@ -254,6 +262,15 @@ def test_served_draft_is_the_expectation(
     code, verdict = live("--draft", folder)
     assert code == 1
     assert "shifted by one slot" in said(verdict) and "does not follow the rule known" in said(verdict)
+
+
+def test_draft_of_another_target_is_refused(
+    serve: Serve, live: Probe, fitted: Callable[..., Path], wire: Callable[..., Wiring]
+) -> None:
+    deeper = Wiring(wire(2, 4, 6).aux, "final", "llama", 9, 64)
+    serve()
+    code, verdict = live("--draft", fitted(wire(2, 4, 6), claimed=deeper))
+    assert code == 2 and "9 layers of width 64; --target has 8 of 64" in said(verdict)
 
 
 def test_server_that_captures_other_ids_than_the_drafts_is_not_judged(
