@@ -93,7 +93,11 @@ class StoreConfig:
 
     shard_tokens: int = 16384  # tokens per shard; a shard is the unit that a crash can cost
     accept_other_wiring: bool = False  # read by name from a store made for another wiring that holds the sites needed
+    verify_records: int = 3  # records computed again with Hugging Face's target before training; 0 = none
+    verify_max_gib: float = 20.0  # ... unless the target's weights are larger than this
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
         require(self.shard_tokens > 0, "store.shard_tokens", self.shard_tokens, "a positive integer")
+        require(self.verify_records >= 0, "store.verify_records", self.verify_records, "0 or a positive integer")
+        require(self.verify_max_gib >= 0, "store.verify_max_gib", self.verify_max_gib, "0 or a positive number")

@@ -22,7 +22,7 @@ from eagle3.atomic import fsync_dir, read_json, write_json
 from eagle3.conventions import CONVENTIONS, convention
 from eagle3.draft import DraftShape, Eagle3Draft
 from eagle3.errors import ConfigError, IntegrityError, WiringError
-from eagle3.vocab import DraftVocab, vocab_from_maps
+from eagle3.vocab import DraftVocab, maps_key, vocab_from_maps
 from eagle3.wiring import Wiring
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -62,9 +62,11 @@ def save_served(
 
     Raises:
         WiringError: that engine cannot feed this wiring, or the draft's width is not the wiring's.
-        IntegrityError: a weight is not finite in `dtype`, or what was written does not read back.
+        IntegrityError: a weight is not finite in `dtype`, `vocab` is not the draft's own, or what was written does not
+            read back.
     """
     _check_width(draft.shape, wiring, str(folder))
+    _check_maps(draft, maps_key(vocab.d2t), str(folder))
     config = served_config(draft.shape, wiring, target, convention_name, vocab, dtype, extra)
     tensors = _served_tensors(draft, dtype, with_embedding)
     _check_finite(tensors, str(folder))
@@ -123,7 +125,13 @@ def served_config(
         "convention": convention_name,
         "ids": everyone,
         "target": target,
-        "vocab": {"key": vocab.key, "size": vocab.size, "filled": vocab.filled, "coverage": vocab.coverage},
+        "vocab": {
+            "key": vocab.key,
+            "maps": maps_key(vocab.d2t),
+            "size": vocab.size,
+            "filled": vocab.filled,
+            "coverage": vocab.coverage,
+        },
     }
     return config
 
@@ -145,7 +153,8 @@ def load_served(
         `(draft, wiring, config)`.
 
     Raises:
-        IntegrityError: a file is missing or broken, or names or shapes are missing, unknown or wrong (all listed).
+        IntegrityError: a file is missing or broken, names or shapes are missing, unknown or wrong (all listed), or
+            `d2t` is of another vocabulary than the draft was trained with.
         WiringError: another wiring than expected, none at all, or ids that do not mean the folder's own wiring.
     """
     config, tensors = _read(Path(folder))
@@ -159,7 +168,9 @@ def load_served(
         )
     shape = _shape(config, tensors, str(folder))
     _check_width(shape, wiring, str(folder))
-    return _build(shape, tensors, embedding, str(folder)).to(dtype), wiring, config
+    draft = _build(shape, tensors, embedding, str(folder))
+    _check_maps(draft, _stated_maps(config), str(folder))
+    return draft.to(dtype), wiring, config
 
 
 def warm_start(folder: Path, shape: DraftShape, embedding: Tensor) -> tuple[Eagle3Draft, DraftVocab, Wiring | None]:
@@ -191,6 +202,7 @@ def warm_start(folder: Path, shape: DraftShape, embedding: Tensor) -> tuple[Eagl
             mend="set the draft's sizes to those of draft.warm_start",
         )
     draft = _build(shape, tensors, embedding, str(folder))
+    _check_maps(draft, _stated_maps(config), str(folder))
     return draft, vocab_from_maps(draft.d2t, draft.t2d, str(folder)), served_wiring(config, str(folder))
 
 
@@ -340,6 +352,24 @@ def _check_width(shape: DraftShape, wiring: Wiring, where: str) -> None:
             why=f"fc reads {shape.num_aux} x {shape.hidden_size}, the wiring gives {len(wiring.aux)} x "
             f"{wiring.hidden_size}",
             mend="use the wiring the draft was built for",
+        )
+
+
+def _stated_maps(config: dict[str, Any]) -> str:
+    """Key of the maps that the draft was trained with; "" where the folder does not say."""
+    block = config.get("redraft")
+    vocab = block.get("vocab") if isinstance(block, dict) else None
+    return str(vocab.get("maps", "")) if isinstance(vocab, dict) else ""
+
+
+def _check_maps(draft: Eagle3Draft, stated: str, where: str) -> None:
+    found = maps_key(draft.d2t)
+    if stated and found != stated:
+        raise IntegrityError(
+            "d2t is of another draft vocabulary",
+            where=where,
+            why=f"the target ids it names hash to {found[:12]}; the draft was trained with {stated[:12]}",
+            mend="export the draft again: each row of its head would propose another token than it learnt",
         )
 
 

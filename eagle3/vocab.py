@@ -60,6 +60,12 @@ def vocab_key(counts: Tensor, size: int) -> str:
     return digest.hexdigest()
 
 
+def maps_key(d2t: Tensor) -> str:
+    """Hex SHA-256 over the target ids that `d2t [Vd]` names, in draft order."""
+    chosen = d2t.cpu().to(torch.int64) + torch.arange(len(d2t))
+    return hashlib.sha256(chosen.contiguous().numpy().tobytes()).hexdigest()
+
+
 def build_draft_vocab(counts: Tensor, size: int) -> DraftVocab:
     """Choose the `size` most counted target tokens.
 

@@ -28,6 +28,7 @@ class EvalConfig:
     baseline: bool = True  # also decode without a draft: speed and losslessness
     batch_sizes: list[int] = field(default_factory=lambda: [1])  # requests in flight at a time; servers only
     alarm: float = 0.3  # gap allowed between predicted and served tau, as a share of the predicted gain tau - 1
+    accept_other_target: bool = False  # measure a draft on other weights of its target's shape (quantized, fine-tuned)
     server: ServerConfig = field(default_factory=ServerConfig)  # of engine "sglang" or "vllm"
 
     def validate(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3.atomic import read_json
-from eagle3.conventions import convention, sglang_convention
+from eagle3.conventions import convention, explain, sglang_convention
 from eagle3.errors import RedraftError, WiringError
 from eagle3.sglang_tree import TreeVerdict, convention_of_tree
 from eagle3.wiring import Wiring
@@ -47,12 +47,16 @@ class Choice:
         source: in words.
         late_graphs: its CUDA graphs feed the default layers whatever the ids (`eagle3.sglang_tree.graphs`).
         stops: why it would stop at start-up with any draft for this target; "" when it would not.
+        read: the convention that its source follows, where that could be read; `name` when nobody named another.
+        half: which parts of the embedding patch are missing or wrong where others are there.
     """
 
     name: str
     source: str
     late_graphs: bool = False
     stops: str = ""
+    read: str = ""
+    half: str = ""
 
 
 def find_build(
@@ -101,7 +105,8 @@ def choose_convention(named: str, tree: Path | None, version: str, target: Path,
         with contextlib.suppress(RedraftError):  # a build that cannot be read is why one names the convention
             if tree is not None:
                 verdict = _read(tree, target, model_type)
-                return Choice(name, source, verdict.late_graphs, verdict.stops)
+                half = "; ".join(verdict.reasons) if verdict.patch == "half" else ""
+                return Choice(name, source, verdict.late_graphs, verdict.stops, verdict.convention or "", half)
         return Choice(name, source)
     if tree is None:
         return Choice(sglang_convention(version).name, f"the version the server gives, {version}")
@@ -114,17 +119,26 @@ def choose_convention(named: str, tree: Path | None, version: str, target: Path,
             mend="measure what it feeds (python -m eval.probe live) and name it in eval.server.convention",
         )
     source = f"the source of SGLang {verdict.version or version}, {verdict.file}"
-    return Choice(verdict.convention, source, verdict.late_graphs, verdict.stops)
+    return Choice(verdict.convention, source, verdict.late_graphs, verdict.stops, verdict.convention)
 
 
 def check_feeds(choice: Choice, wiring: Wiring, flags: Sequence[str]) -> None:
     """Refuse a launch that would not feed the wiring although its ids are right.
 
     Raises:
-        WiringError: the server would stop at start-up, or its CUDA graphs would feed the default layers.
+        WiringError: the server would stop at start-up, its CUDA graphs would feed the default layers, its embedding
+            patch is there by half, or its source reads the ids of the named convention as other sites.
     """
     if choice.stops:
         raise WiringError("this SGLang cannot serve a draft for this target", where=choice.source, why=choice.stops)
+    if choice.half:
+        raise WiringError(
+            "this SGLang carries the embedding patch by half",
+            where=choice.source,
+            why=choice.half,
+            mend="restore its own files (python scripts/sglang_patch.py revert), then apply the whole patch",
+        )
+    _check_named(choice, wiring)
     without_graphs = any(flag in ("--disable-cuda-graph", "--device=cpu", "cpu") for flag in flags)
     if choice.late_graphs and not without_graphs and not convention(choice.name).render_default_ok(wiring):
         raise WiringError(
@@ -132,6 +146,24 @@ def check_feeds(choice: Choice, wiring: Wiring, flags: Sequence[str]) -> None:
             where=choice.source,
             why=f"it captures them before it sets the draft's ids, so {', '.join(wiring.names)} would not be fed",
             mend="add --disable-cuda-graph to eval.server.extra_args, or serve with 0.5.13 or newer",
+        )
+
+
+def _check_named(choice: Choice, wiring: Wiring) -> None:
+    """Refuse a named convention whose ids this build's own source reads otherwise."""
+    if choice.read in ("", choice.name):
+        return
+    ids = convention(choice.name).render(wiring)
+    try:
+        lines = explain(wiring, convention(choice.read).parse_like(ids, wiring, wiring.teacher))
+    except WiringError as err:
+        lines = [": ".join(part for part in (err.what, err.why) if part)]
+    if lines:
+        raise WiringError(
+            "the ids would be written for another build than this one",
+            where=f"{choice.source}={choice.name}",
+            why=f"its ids {ids} are read as {choice.read} by this build's source: {'; '.join(lines)}",
+            mend=f"set eval.server.convention=auto, or {choice.read}",
         )
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from eagle3.atomic import read_json, sha256_file, sha256_json
 from eagle3.checkpoint import load_served
+from eagle3.draft import Eagle3Draft
 from eagle3.errors import RedraftError
 from eagle3.hf_model import choose_device, choose_dtype, load_target
+from eagle3.target_identity import TargetIdentity
 from eagle3.wiring import Wiring
 from eval.accept import count_generations, measure
 from eval.config import EvalConfig
@@ -70,7 +72,7 @@ def eval_inputs(run: Run, prompt_sets: list[PromptSet]) -> dict[str, Any]:
     return {
         "eval": settings,
         "server": server_settings(run.config.eval),
-        "draft": sha256_file(run.served / "model.safetensors"),
+        "draft": [sha256_file(run.served / name) for name in ("model.safetensors", "config.json")],
         "target": run.identity,
         "prompts": [[one.name, one.key] for one in prompt_sets],
         "template": run.config.data.template_kwargs,
@@ -105,10 +107,30 @@ def common_arguments(run: Run) -> dict[str, Any]:
     }
 
 
+def load_own_draft(run: Run) -> tuple[Eagle3Draft, Wiring]:
+    """The served draft and its wiring, read strictly and held against this run's target.
+
+    Raises:
+        IntegrityError: weights, names or maps are wrong.
+        WiringError: another wiring, or it was trained for other target weights.
+    """
+    draft, trained, config = load_served(run.served, run.weights.embedding(), wiring=run.wiring)
+    block = config.get("redraft")
+    named = block.get("target") if isinstance(block, dict) else None
+    if named and not run.config.eval.accept_other_target:
+        TargetIdentity.from_dict(named).check_same(
+            run.weights.identity(),
+            where=f"{run.target_path}, for the draft {run.served}",
+            mend="set target.path to the target that the draft was trained for, or eval.accept_other_target=true to "
+            "measure it on this one",
+        )
+    return draft, trained
+
+
 def measure_locally(run: Run, prompt_sets: list[PromptSet]) -> AcceptResult:
     """In this process, one text at a time."""
     cfg = run.config.eval
-    draft, trained, _ = load_served(run.served, run.weights.embedding(), wiring=run.wiring)
+    draft, trained = load_own_draft(run)
     device = choose_device(run.config.capture.device)
     dtype = choose_dtype(run.config.capture.compute_dtype, device)
     target = load_target(run.target_path, device, dtype, run.config.target.trust_remote_code, with_head=True)
@@ -124,7 +146,7 @@ def measure_in_server(run: Run, prompt_sets: list[PromptSet]) -> AcceptResult:
     """In SGLang or vLLM, at every batch size asked for."""
     cfg, folder = run.config.eval, run.run_dir / "eval"
     # Read back strictly first: engines skip names they do not know, and serve missing weights as they were allocated.
-    _, trained, _ = load_served(run.served, run.weights.embedding(), wiring=run.wiring)
+    _, trained = load_own_draft(run)
     engine = server_engine(run, trained)
     identity = {name: value for name, value in eval_inputs(run, []).items() if name in ("server", "draft", "target")}
     with progress_bar("continuations", count_served(prompt_sets, cfg, trained), "texts") as advance:

@@ -24,6 +24,7 @@ from train.front.console import console, progress_bar, size_text
 from train.front.context import Run
 from train.front.draft_shape import target_shape
 from train.front.records import StageRecord, skip
+from train.front.store_check import check_states, check_tokens
 from train.job import TrainJob
 from train.launch import run_training
 
@@ -157,9 +158,9 @@ def train_stage(run: Run) -> dict[str, Any]:
 
 
 def check_store(run: Run) -> None:
-    """Refuse a store that is missing, damaged or of another wiring, target or tokenizer, before anything starts."""
+    """Refuse a store that is missing, damaged, of another wiring, target or tokenizer, or not what it says it is."""
     prepared = prepared_manifest(run)
-    Store.open(
+    opened = Store.open(
         run.store,
         wiring=run.wiring,
         target=run.identity,
@@ -167,6 +168,8 @@ def check_store(run: Run) -> None:
         template_hash=prepared["template_hash"],
         accept_other_wiring=run.config.store.accept_other_wiring,
     )
+    check_tokens(opened, run.prepared)
+    check_states(run, run.store)
 
 
 def train_job(run: Run, folder: Path) -> TrainJob:
