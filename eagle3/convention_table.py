@@ -39,7 +39,10 @@ _PATCH_NEW = (
 )
 _BETWEEN_FAMILIES = tuple(one for one in SGLANG_FAMILIES if one != "glm4_moe_lite")  # its file was not read there
 _PATCHABLE = tuple(one for one in DEEPSEEK if one != "glm4_moe_lite")  # it has a setter and a loop of its own there
-_OLD_NO_EMBEDDING = (*DEEPSEEK, *LLAMA)
+# Dense Qwen keeps a reference to the embedding, and the first fused norm adds into that very tensor: what is fed is
+# the residual stream one half-layer later, without an error.
+_OVERWRITTEN = (*LLAMA, *QWEN_DENSE)
+_OLD_NO_EMBEDDING = (*DEEPSEEK, *_OVERWRITTEN)
 _TWO_PLACES = (
     "one of the two model runners reads only the top-level eagle_aux_hidden_state_layer_ids: write them there; "
     "SGLang reads only the nested eagle_config, so one config can hold both engines' ids"
@@ -62,7 +65,7 @@ _ALL = (
         rule=Offset(1),
         family_rules=_for(DEEPSEEK, PatchedOutputs()),
         families=SGLANG_FAMILIES,
-        no_embedding=LLAMA,
+        no_embedding=_OVERWRITTEN,
     ),
     EngineConvention(
         name="sglang-0.5.13",
@@ -79,7 +82,7 @@ _ALL = (
         rule=Offset(1),
         family_rules=_for(_PATCHABLE, PatchedFirstIdDecides(zero=False)),
         families=_BETWEEN_FAMILIES,
-        no_embedding=LLAMA,
+        no_embedding=_OVERWRITTEN,
     ),
     EngineConvention(
         name="sglang-0.5.14",
@@ -88,7 +91,7 @@ _ALL = (
         rule=Offset(1),
         family_rules=_for(DEEPSEEK, FirstIdDecides()),
         families=_BETWEEN_FAMILIES,
-        no_embedding=LLAMA,
+        no_embedding=_OVERWRITTEN,
     ),
     EngineConvention(
         name="sglang-0.5.14-patched",
@@ -96,7 +99,7 @@ _ALL = (
         rule=Offset(1),
         family_rules=_for(_PATCHABLE, PatchedFirstIdDecides()),
         families=_BETWEEN_FAMILIES,
-        no_embedding=LLAMA,
+        no_embedding=_OVERWRITTEN,
     ),
     EngineConvention(
         name="sglang-0.5.23",

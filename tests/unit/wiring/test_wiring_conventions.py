@@ -130,7 +130,8 @@ def test_llama_on_sglang_always_adds_one() -> None:
     assert layers_of("sglang-0.5.23", [-1, 15, 27], LLAMA) == [0, 16, 28]
     with pytest.raises(WiringError, match="cannot feed the embedding"):
         layers_of("sglang-0.5.9", [-1, 15, 27], LLAMA)
-    assert layers_of("sglang-0.5.9", [-1, 15, 27], Shape("qwen3", 30, 576)) == [0, 16, 28]
+    assert layers_of("sglang-0.5.9", [-1, 15, 27], Shape("qwen3_moe", 30, 576)) == [0, 16, 28]
+    assert layers_of("sglang-0.5.23", [-1, 15, 27], Shape("qwen3", 30, 576)) == [0, 16, 28]
 
 
 @pytest.mark.parametrize("name", [n for n in CONVENTIONS if n not in ("hf",)])
@@ -268,8 +269,8 @@ def act_sglang(name: str, ids: list[int], shape: Shape) -> list[int] | None:
     if deepseek and not old:
         points = [v + 1 for v in ids] if ids[0] == 1 else ids
         return walk(shape.num_layers, points, len(ids), build != "sglang-0.5.13")
-    qwen = shape.model_type.startswith("qwen")
-    return walk(shape.num_layers, [v + 1 for v in ids], len(ids), build == "sglang-0.5.23" or qwen)
+    copies = build == "sglang-0.5.23" or shape.model_type == "qwen3_moe"
+    return walk(shape.num_layers, [v + 1 for v in ids], len(ids), copies)
 
 
 @settings(max_examples=400, deadline=None)
@@ -339,7 +340,7 @@ def can_express(name: str, want: Wiring) -> bool:
         return deepseek
     if deepseek:
         return name.endswith("-patched") or name in ("sglang-0.5.14", "sglang-0.5.23")
-    return want.model_type != "llama" or build in ("sglang-0.5.23", "vllm", "speculators")
+    return want.model_type == "qwen3_moe" or build in ("sglang-0.5.23", "vllm", "speculators")
 
 
 @settings(max_examples=600, deadline=None)
