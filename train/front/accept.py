@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from eagle3.atomic import read_json, sha256_file, sha256_json
@@ -30,6 +32,7 @@ from train.front.records import StageRecord, skip
 from train.track import Tracker
 
 PROBED_URL = "http://127.0.0.1:30000"  # of a server started for the probe by the command that an alarm prints
+SECRET = re.compile("TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)  # never printed
 # Settings of a server that do not bear on what it computes.
 NOT_BEHAVIOUR = ("host", "port", "start_timeout_s", "request_timeout_s", "retries", "log_dir")
 
@@ -40,6 +43,12 @@ def predicted_acceptance(run: Run) -> list[float] | None:
     return read_json(path)["val"].get("acc") if path.exists() else None
 
 
+def eval_folder(run: Run) -> Path:
+    """Where an engine's results stand: each has its own, so that one draft's can be compared."""
+    engine = run.config.eval.engine
+    return run.run_dir / ("eval" if engine == "local" else f"eval-{engine}")
+
+
 def eval_stage(run: Run) -> dict[str, Any]:
     """Served folder -> accept length, table, picture, report.
 
@@ -48,7 +57,7 @@ def eval_stage(run: Run) -> dict[str, Any]:
     """
     if not (run.served / "config.json").exists():
         raise RedraftError("no served draft", where=str(run.served), mend="run the export stage first")
-    cfg, folder = run.config.eval, run.run_dir / "eval"
+    cfg, folder = run.config.eval, eval_folder(run)
     prompt_sets = read_prompt_sets(cfg.prompt_sets, cfg.max_prompts)
     record = StageRecord(folder / "stage.json", eval_inputs(run, prompt_sets))
     facts = {"accept length": f"{folder / 'report.html'} (and results.json, table.txt, accept.png beside it)"}
@@ -144,7 +153,7 @@ def measure_locally(run: Run, prompt_sets: list[PromptSet]) -> AcceptResult:
 
 def measure_in_server(run: Run, prompt_sets: list[PromptSet]) -> AcceptResult:
     """In SGLang or vLLM, at every batch size asked for."""
-    cfg, folder = run.config.eval, run.run_dir / "eval"
+    cfg, folder = run.config.eval, eval_folder(run)
     # Read back strictly first: engines skip names they do not know, and serve missing weights as they were allocated.
     _, trained = load_own_draft(run)
     engine = server_engine(run, trained)
@@ -165,7 +174,7 @@ def measure_in_server(run: Run, prompt_sets: list[PromptSet]) -> AcceptResult:
 def server_engine(run: Run, trained: Wiring) -> ServedEngine:
     """The adapter of `eval.engine`."""
     cfg = run.config.eval
-    work_dir, trust = run.run_dir / "eval" / "server", run.config.target.trust_remote_code
+    work_dir, trust = eval_folder(run) / "server", run.config.target.trust_remote_code
     arguments = (run.target_path, run.served, trained, cfg.num_steps, cfg.server, work_dir, trust)
     if cfg.engine == "sglang":
         from eval.engines.sglang import SGLangEngine
@@ -207,7 +216,9 @@ def probed_server(run: Run) -> list[str]:
     }
     flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     switches = ["--disable-radix-cache", "--enable-return-aux-hidden-states"]
-    return [server.python or "python", "-m", "sglang.launch_server", *flags, *switches, *server.extra_args]
+    env = [f"{name}={value}" for name, value in server.env.items() if not SECRET.search(name)]
+    python = [*(["env", *env] if env else []), server.python or "python"]
+    return [*python, "-m", "sglang.launch_server", *flags, *switches, *server.extra_args]
 
 
 def track(run: Run, figures: dict[str, float]) -> None:

@@ -63,7 +63,7 @@ def starts(engine: FakeEngine) -> int:
 
 def test_a_started_server_is_measured_once(run: Run, engine: FakeEngine) -> None:
     accept.eval_stage(run)
-    folder = run.run_dir / "eval"
+    folder = accept.eval_folder(run)
     assert {p.name for p in folder.iterdir()} == {
         "results.json", "table.txt", "accept.png", "report.html", "stage.json",
     }  # fmt: skip
@@ -94,15 +94,17 @@ def test_failed_prompts_leave_the_stage_open(run: Run, engine: FakeEngine, capsy
     assert "the same command tries their batches again" in said
     engine.failing = {}
     accept.eval_stage(run)
-    assert (run.run_dir / "eval" / "stage.json").exists()
+    assert (accept.eval_folder(run) / "stage.json").exists()
     assert [entry[1] for entry in engine.log if entry[0] == "start"] == ["none", "layer_1", "layer_1"]
 
 
-def test_secrets_in_the_servers_environment_are_not_written(run: Run, engine: FakeEngine) -> None:
-    run.config.eval.server.env = {"HF_TOKEN": "hf_verysecret"}
+def test_secrets_in_the_servers_environment_are_not_written(run: Run, engine: FakeEngine, monkeypatch) -> None:
+    monkeypatch.setattr(accept, "predicted_acceptance", lambda _run: [0.9, 0.9])  # alarms, and prints its commands
+    run.config.eval.server.env = {"HF_TOKEN": "hf_verysecret", "OMP_NUM_THREADS": "1"}
     accept.eval_stage(run)
-    written = "".join(p.read_text(errors="replace") for p in (run.run_dir / "eval").iterdir())
+    written = "".join(p.read_text(errors="replace") for p in (accept.eval_folder(run)).iterdir())
     assert "hf_verysecret" not in written
+    assert accept.next_commands(run)[1].startswith("env OMP_NUM_THREADS=1 python -m sglang.launch_server")
 
 
 def test_the_adapter_is_chosen_by_name(run: Run) -> None:
@@ -115,7 +117,7 @@ def test_an_alarm_names_commands_that_the_probe_understands(run: Run, engine: Fa
     monkeypatch.setattr(accept, "predicted_acceptance", lambda _run: [0.9, 0.9])
     engine.kept = {"layer_1": [0]}
     accept.eval_stage(run)
-    (alarm, _) = json.loads((run.run_dir / "eval" / "results.json").read_text())["alarm"]
+    (alarm, _) = json.loads((accept.eval_folder(run) / "results.json").read_text())["alarm"]
     draft, launch, live = (shlex.split(command) for command in alarm["commands"])
     assert _parser().parse_args(draft[3:]).draft == run.served
     assert _parser().parse_args(live[3:]).target == run.target_path
