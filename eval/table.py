@@ -35,7 +35,7 @@ def show(series: Sequence[Series], console: Console) -> None:
         f"accept length, of at most {result.ceiling} ({result.num_steps} proposals, temperature {result.temperature:g})"
     ]
     if any(_of_server(one) for one in series):
-        lines.append("server: its own figure; tok/s: a whole batch by the wall clock; alone: no draft")
+        lines.append("own: the server's own figure; tok/s: a whole batch by the wall clock; alone: no draft")
     parts: list[RenderableType] = list(lines)
     for group in _groups(series):
         parts += ["", _server_table(group) if _of_server(group[0]) else _table(group[0])]
@@ -109,7 +109,7 @@ def _server_table(group: list[Series]) -> Table:
     table = _empty_table(first, _title(first))
     table.add_column("batch", justify="right", no_wrap=True)
     table.add_column(" prompts", overflow="fold")
-    for name in ("texts", "tau", "server", "95%", *([] if wide else ["kept %"]), "tok/s", "alone", "speed", "same"):
+    for name in ("texts", "tau", "own", "95%", *([] if wide else ["kept %"]), "tok/s", "alone", "speed", "same"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in group:
         for place, summary in enumerate(one.summaries):

@@ -281,7 +281,7 @@ def test_an_alarm_where_served_parts_from_predicted(tmp_path) -> None:
 
 
 def test_80_columns_hold_the_table_of_a_server(tmp_path) -> None:
-    sets = [one_set(name, 12) for name in ("mtbench", "gsm8k", "humaneval", "math500")]
+    sets = [one_set(name, 12) for name in ("mtbench", "gsm8k", "humaneval_like", "math500")]
     result = measured(FakeEngine(), tmp_path, config(batch_sizes=[1, 16], serve=["matched", "native"]), sets=sets)
     table, coloured, page = report(result, tmp_path)
     assert "…" not in table and "…" not in coloured
