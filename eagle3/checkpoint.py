@@ -21,6 +21,7 @@ from torch import Tensor
 from eagle3.atomic import fsync_dir, read_json, write_json
 from eagle3.conventions import CONVENTIONS, convention
 from eagle3.draft import DraftShape, Eagle3Draft
+from eagle3.draft_kinds import refuse_other_kinds
 from eagle3.errors import ConfigError, IntegrityError, WiringError
 from eagle3.vocab import DraftVocab, maps_key, vocab_from_maps
 from eagle3.wiring import Wiring
@@ -317,6 +318,7 @@ def _shape(config: dict[str, Any], tensors: dict[str, Tensor], where: str) -> Dr
     if config.get("architectures") != [ARCHITECTURE]:
         why = f"architectures is {config.get('architectures')}, expected ['{ARCHITECTURE}']"
         raise IntegrityError("not a Llama EAGLE-3 draft", where=where, why=why, mend="choose another folder")
+    refuse_other_kinds(config, where)
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         fused = tensors["fc.weight"].shape[-1] if "fc.weight" in tensors else 0

@@ -105,7 +105,8 @@ def choose_convention(named: str, tree: Path | None, version: str, target: Path,
         with contextlib.suppress(RedraftError):  # a build that cannot be read is why one names the convention
             if tree is not None:
                 verdict = _read(tree, target, model_type)
-                half = "; ".join(verdict.reasons) if verdict.patch == "half" else ""
+                parts = [one for one in verdict.reasons if "MISSING" in one] or verdict.reasons
+                half = "; ".join(parts) if verdict.patch == "half" else ""
                 return Choice(name, source, verdict.late_graphs, verdict.stops, verdict.convention or "", half)
         return Choice(name, source)
     if tree is None:

@@ -17,8 +17,10 @@ from data_prep.store import Store, StoreManifest
 from eagle3.atomic import read_json, sha256_file
 from eagle3.checkpoint import load_state, save_served
 from eagle3.draft import DraftShape, Eagle3Draft
-from eagle3.errors import IntegrityError
+from eagle3.errors import IntegrityError, RedraftError
+from eagle3.target_identity import TargetIdentity
 from eagle3.vocab import build_draft_vocab, load_vocab, save_vocab, vocab_from_maps, vocab_key
+from eagle3.wiring import Wiring
 from train.front.capture import CaptureChoice
 from train.front.console import console, progress_bar, size_text
 from train.front.context import Run
@@ -75,6 +77,22 @@ def prepared_manifest(run: Run) -> dict[str, Any]:
     return read_json(run.prepared / "manifest.json", mend="run the prepare stage first")
 
 
+def check_tokenizer(run: Run, prepared: dict[str, Any]) -> None:
+    """Refuse tokens that were prepared with another tokenizer than the target's: they would read as another text.
+
+    Raises:
+        RedraftError: naming both.
+    """
+    found, own = str(prepared["tokenizer_hash"]), run.renderer.tokenizer_hash
+    if found != own:
+        raise RedraftError(
+            "the tokens were prepared with another tokenizer",
+            where=str(run.prepared),
+            why=f"its hash is {found[:12]}; that of {run.target_path} is {own[:12]}",
+            mend="run the prepare stage again with this target",
+        )
+
+
 def store_manifest(run: Run, prepared: dict[str, Any], capture: dict[str, Any]) -> StoreManifest:
     """Identity of the store this run extracts into; `capture` says how its states are computed."""
     return StoreManifest(
@@ -91,6 +109,7 @@ def extract_stage(run: Run) -> dict[str, Any]:
     from datasets import concatenate_datasets
 
     prepared, choice = prepared_manifest(run), CaptureChoice(run)
+    check_tokenizer(run, prepared)
     asked = store_manifest(run, prepared, choice.settings)
     record = StageRecord(run.store / "stage.json", {"store": asked.to_dict(), "content": prepared["content"]})
     if not skip(record):
@@ -160,6 +179,7 @@ def train_stage(run: Run) -> dict[str, Any]:
 def check_store(run: Run) -> None:
     """Refuse a store that is missing, damaged, of another wiring, target or tokenizer, or not what it says it is."""
     prepared = prepared_manifest(run)
+    check_tokenizer(run, prepared)
     opened = Store.open(
         run.store,
         wiring=run.wiring,
@@ -210,6 +230,7 @@ def export_stage(run: Run) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     weights = Path(read_json(run.run_dir / "train" / "result.json", mend="run the train stage first")["weights"])
+    check_trained(run)
     inputs = {"weights": sha256_file(weights), "export": asdict(run.config.export), "wiring": run.wiring.to_dict()}
     record = StageRecord(run.run_dir / "export.json", inputs)
     if not skip(record) or not run.served.exists():
@@ -232,6 +253,22 @@ def export_stage(run: Run) -> dict[str, Any]:
         )
         record.finish()
     return {"served draft": run.served}
+
+
+def check_trained(run: Run) -> None:
+    """Refuse to export weights under another wiring, or for another target, than they were trained on.
+
+    Raises:
+        IntegrityError: training has not finished.
+        WiringError: naming what differs.
+    """
+    record = run.run_dir / "train" / "stage.json"
+    trained = read_json(record, mend="run the train stage first")["inputs"]
+    mend = "give the settings that the draft was trained with, or run the train stage again in another run_dir"
+    run.wiring.check_same(Wiring.from_dict(trained["wiring"]), where=str(record), mend=mend)
+    TargetIdentity.from_dict(run.identity).check_same(
+        TargetIdentity.from_dict(trained["target"]), where=str(record), mend=mend
+    )
 
 
 def export_vocab(run: Run, draft: Eagle3Draft) -> Any:
