@@ -48,7 +48,7 @@ def _tables(cells: Sequence[Cell], measured: Mapping[str, Measured]) -> Group:
 def _table(cells: Sequence[Cell], measured: Mapping[str, Measured]) -> Table:
     trained = ", ".join(site.words for site in cells[0].trained.aux)
     table = Table(title=f"{cells[0].draft}: trained on {trained}", title_justify="left")
-    table.box, table.padding, table.show_edge = box.SIMPLE_HEAD, (0, 1, 0, 0), False
+    table.box, table.padding, table.show_edge = box.SIMPLE_HEAD, 0, False
     for name in ("build", "ids", "fed", "verdict"):
         table.add_column(name, no_wrap=True)
     table.add_column("tau (95%)", justify="right", no_wrap=True)
