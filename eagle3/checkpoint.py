@@ -67,7 +67,7 @@ def save_served(
             read back.
     """
     _check_width(draft.shape, wiring, str(folder))
-    _check_maps(draft, maps_key(vocab.d2t), str(folder))
+    _check_own(draft, vocab, str(folder))
     config = served_config(draft.shape, wiring, target, convention_name, vocab, dtype, extra)
     tensors = _served_tensors(draft, dtype, with_embedding)
     _check_finite(tensors, str(folder))
@@ -362,6 +362,17 @@ def _stated_maps(config: dict[str, Any]) -> str:
     block = config.get("redraft")
     vocab = block.get("vocab") if isinstance(block, dict) else None
     return str(vocab.get("maps", "")) if isinstance(vocab, dict) else ""
+
+
+def _check_own(draft: Eagle3Draft, vocab: DraftVocab, where: str) -> None:
+    own, found = maps_key(draft.d2t), maps_key(vocab.d2t)
+    if own != found:
+        raise IntegrityError(
+            "the draft vocabulary is not the draft's own",
+            where=where,
+            why=f"its target ids hash to {found[:12]}; those of the trained d2t to {own[:12]}",
+            mend="put back the draft_vocab.safetensors that the draft was trained with, or train again",
+        )
 
 
 def _check_maps(draft: Eagle3Draft, stated: str, where: str) -> None:

@@ -1,0 +1,51 @@
+"""Every planted fault is caught before training or serving, and the same inputs without it pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from planted_all import ALL, normal, table
+from planted_bench import ROOT, Bench, Fault
+from planted_store import train
+
+LINES: dict[str, str] = {}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, tiny_llama_path: Path) -> Iterator[Bench]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Bench(tmp_path_factory.mktemp("bench"), tiny_llama_path)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("fault", ALL, ids=[fault.name for fault in ALL])
+def test_a_planted_fault_is_caught_and_its_absence_is_not(fault: Fault, bench: Bench) -> None:
+    assert fault.run(bench, False) == ""
+    line = fault.run(bench, True)
+    assert "\n" not in line
+    for words in fault.words:
+        assert words in line
+    LINES[fault.name] = normal(line, bench)
+
+
+@pytest.mark.parametrize("setting", ["store.verify_records=0", "store.verify_max_gib=0"])
+def test_without_the_measurement_a_wrong_store_reaches_training(setting: str, bench: Bench) -> None:
+    """So it is the measurement that finds it, and a target too large to measure with does not stop training."""
+    wrong = bench.planted_store(lambda sample: bench.feed(sample, None, layer_2="layer_3"))
+    assert "layer_2 holds layer_3" in train(bench, wrong)
+    assert train(bench, wrong, setting) == ""
+
+
+def test_the_list_is_long_and_names_each_fault_once() -> None:
+    assert len(ALL) >= 30
+    assert len({fault.name for fault in ALL}) == len(ALL)
+
+
+def test_the_page_is_what_the_product_prints(bench: Bench) -> None:
+    lines = [LINES.get(fault.name) or normal(fault.run(bench, True), bench) for fault in ALL]
+    page = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    assert page == table(lines), "run: python tests/faults/write_faults.py"
