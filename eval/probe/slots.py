@@ -22,7 +22,10 @@ def slot_rows(matches: Sequence[SlotMatch], expected: Sequence[str] | None, name
         row: dict[str, Any] = {"slot": names[place] if names else match.slot, "holds": match.site}
         row |= {"cosine": match.cosine, "error": match.error}
         row |= {"runner-up": match.runner_up or None, "its error": match.runner_up_error}
-        row |= {"margin": f"{match.margin:.1f}x", "sure": "yes" if match.sure else "no"}
+        row |= {
+            "margin": f"{match.margin:.1f}x" if match.margin < 1000 else "1000x+",
+            "sure": "yes" if match.sure else "no",
+        }
         if expected is not None:
             row["expected"] = expected[place] if place < len(expected) else "nothing"
         out.append(row)

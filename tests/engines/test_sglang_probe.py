@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import WIRING, make_served, make_target
+from tiny_models import HIDDEN, LAYERS, make_served, make_target
 
+from eagle3.wiring import Wiring
 from eval.engines.process import free_port, server_process
 from eval.probe.__main__ import main
 
+WIRING = Wiring.native("llama", LAYERS, HIDDEN)  # layers 2, 4, 5
 START_S = 600.0
 WHOLE = ["--disable-radix-cache", "--chunked-prefill-size=-1"]
 Probe = Callable[..., tuple[int, dict[str, Any]]]
@@ -55,8 +57,10 @@ def probe(capsys: pytest.CaptureFixture[str], target: Path) -> Probe:
 
 
 def test_server_that_captures_without_a_draft(start: Any, probe: Probe, tmp_path: Path, target: Path) -> None:
-    served = make_served(tmp_path / "served", target, "sglang-0.5.23")  # ids [1, 3, 4]: layers 2, 4, 5
-    other = make_served(tmp_path / "other", target, "vllm")  # the same sites, written [2, 4, 5] for another engine
+    served = make_served(tmp_path / "served", target, "sglang-0.5.23", WIRING)  # ids [1, 3, 4]
+    other = make_served(
+        tmp_path / "other", target, "vllm", WIRING
+    )  # the same sites, written [2, 4, 5] for another engine
     capture = ["--speculative-algorithm=EAGLE3", "--enable-return-aux-hidden-states"]
     with start([*capture, "--return-aux-hidden-state-layer-ids", "1", "3", "4", *WHOLE]) as url:
         saved = tmp_path / "one.safetensors"
@@ -74,7 +78,9 @@ def test_server_that_captures_without_a_draft(start: Any, probe: Probe, tmp_path
 
 
 def test_server_with_a_draft(start: Any, probe: Probe, tmp_path: Path, target: Path) -> None:
-    served = make_served(tmp_path / "served", target, "vllm")  # ids [2, 4, 5], which SGLang reads as layers 3, 5, 6
+    served = make_served(
+        tmp_path / "served", target, "vllm", WIRING
+    )  # ids [2, 4, 5], which SGLang reads as layers 3, 5, 6
     flags = ["--speculative-algorithm=EAGLE3", f"--speculative-draft-model-path={served}"]
     flags += ["--speculative-num-steps=2", "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=3"]
     with start([*flags, "--enable-return-hidden-states", *WHOLE]) as url:
