@@ -52,6 +52,7 @@ $(VLLM_VENV)/.ready: $(VLLM_SETUP)/requirements.txt $(VLLM_SETUP)/setup.sh
 
 # The tests that run the real engines, alone; vLLM's where `make vllm-cpu` was run.
 test-engines: setup sglang-cpu
+	PYTHON=$(PYTHON) bash tests/engines/fetch_sglang_trees.sh
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/engines -n 2 --dist loadfile
 
 lint: setup
