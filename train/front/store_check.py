@@ -79,9 +79,9 @@ def check_states(run: Run, store: Path) -> None:
     except RedraftError as err:
         console.print(f"      the store's states are not measured: {err.what} ({err.why}); elsewhere: {elsewhere}")
         return
-    for place in range(len(records)):
-        _judge(reader, records, references, place, elsewhere)
-    console.print(f"      {len(records)} records computed again: every tensor is what it is called")
+    sure = [_judge(reader, records, references, place, elsewhere) for place in range(len(records))]
+    if all(sure):
+        console.print(f"      {len(records)} records computed again: every tensor is what it is called")
 
 
 def _references(run: Run, records: Sequence[StoredRecord]) -> list[dict[str, Tensor]]:
@@ -103,12 +103,13 @@ def _judge(
     references: Sequence[dict[str, Tensor]],
     place: int,
     elsewhere: str,
-) -> None:
+) -> bool:
+    """Refuse a record that is wrong; False, with a line, where the measurement cannot tell."""
     record = records[place]
     where = f"{reader.path}, record {record.record_id!r}"
     verdict = judge_store(reader, [record], [references[place]])
     if verdict.ok:
-        return
+        return True
     if verdict.told:
         raise WiringError(verdict.what, where=where, why="; ".join(verdict.reasons), mend=verdict.mend)
     name, share = _worst(reader, record, references[place])
@@ -123,6 +124,7 @@ def _judge(
             "other weights than target.path",
         )
     console.print(f"      {where}: {verdict.what} ({'; '.join(verdict.reasons)}); more: {elsewhere}", style="yellow")
+    return False
 
 
 def _worst(reader: StoreReader, record: StoredRecord, reference: dict[str, Tensor]) -> tuple[str, float]:
