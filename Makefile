@@ -73,6 +73,8 @@ demo-sglang: setup sglang-cpu
 	@test -e runs/smollm2_control/served || { echo "error: no demo drafts. To mend: run make demo first" >&2; exit 2; }
 	$(MAKE) eval-accept RUN=runs/smollm2 SERVER=sglang_cpu
 	$(MAKE) eval-accept RUN=runs/smollm2_control SERVER=sglang_cpu
+	$(PY) -m eval.agreement runs/smollm2/eval runs/smollm2/eval-sglang
+	$(PY) -m eval.agreement runs/smollm2_control/eval runs/smollm2_control/eval-sglang
 	$(PY) -m eval.compare runs/smollm2/eval-sglang runs/smollm2_control/eval-sglang --out runs/demo-sglang
 
 # Which draft works on which SGLang with which ids: two drafts for a 61-layer target, computed for every build, measured
