@@ -137,7 +137,7 @@ def judge_draft(scores: list[Score], claim: Wiring | None, shown: int = 12) -> V
         return Verdict(
             False,
             f"the draft was trained on {_names(best)}{others}, not on {_names(own)}",
-            [*reasons, _score_words(own, "its claim"), *explain(best.wiring, claim)],
+            [*reasons, _score_words(own, "its claim"), *_as_claimed(explain(best.wiring, claim))],
             f"serve it with {_names(best)} (export it again under that wiring), or retrain it on {_names(own)}",
             **common,
         )
@@ -152,6 +152,11 @@ def judge_draft(scores: list[Score], claim: Wiring | None, shown: int = 12) -> V
 
 def _names(score: Score) -> str:
     return "cat(" + ", ".join(score.wiring.names) + ")"
+
+
+def _as_claimed(lines: list[str]) -> list[str]:
+    """No server was asked: the sentences speak of one that trusts the claim."""
+    return [line.replace("the server feeds", "served as claimed it is fed") for line in lines]
 
 
 def _score_words(score: Score, what: str) -> str:
