@@ -28,7 +28,7 @@ def vllm_python() -> Path:
     """The interpreter that has the real vLLM."""
     python = Path(os.environ.get("VLLM_PYTHON") or ROOT / ".venv-vllm" / "bin" / "python")
     if not python.exists():
-        pytest.skip("vLLM is not set up: run `bash tests/engines/vllm_cpu/setup.sh`")
+        pytest.skip("vLLM is not set up: run `make vllm-cpu`")
     return python
 
 
