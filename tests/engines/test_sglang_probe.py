@@ -33,12 +33,12 @@ def start(
     """`with start(flags) as url`: a server of the tiny target."""
 
     @contextlib.contextmanager
-    def running(flags: Sequence[str]) -> Iterator[str]:
+    def running(flags: Sequence[str], **env: str) -> Iterator[str]:
         port = free_port("127.0.0.1")
         url = f"http://127.0.0.1:{port}"
         command = [str(sglang_python), "-m", "sglang.launch_server", "--model-path", str(target), "--port", str(port)]
         command += ["--dtype", "float32", "--skip-tokenizer-init", *sglang_args, *flags]
-        with server_process("sglang", command, url, tmp_path / "server.log", sglang_env) as server:
+        with server_process("sglang", command, url, tmp_path / "server.log", {**sglang_env, **env}) as server:
             server.wait_ready("/health", START_S)
             yield url
 
@@ -75,6 +75,11 @@ def test_server_that_captures_without_a_draft(start: Any, probe: Probe, tmp_path
         assert code == 1 and "one layer earlier" in " ".join(verdict["reasons"]) and "[2, 4, 5]" in verdict["mend"]
         code, verdict = probe("ranks", "--dump", saved, "--url", url)
         assert code == 0 and all(row["error"] < 1e-3 for row in verdict["rows"])
+    flags = [*capture, "--return-aux-hidden-state-layer-ids", "1", "3", "4", *WHOLE, "--tp-size=2"]
+    with start(flags, SGLANG_CPU_OMP_THREADS_BIND="0|1") as url:  # a core for each of two ranks
+        code, verdict = probe("ranks", "--dump", saved, "--url", url)
+        assert code == 0 and all(row["error"] < 1e-3 for row in verdict["rows"])
+        assert any("(2 ranks)" in line for line in verdict["reasons"])
 
 
 def test_server_with_a_draft(start: Any, probe: Probe, tmp_path: Path, target: Path) -> None:
