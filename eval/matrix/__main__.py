@@ -27,7 +27,7 @@ from eval.engines.server_config import ServerConfig
 from eval.engines.sglang_build import choose_convention, find_build
 from eval.matrix.cells import Cell, matrix
 from eval.matrix.measure import Draft, Measured, Setting, measure_cell, measure_plain, patched_copy, with_tree
-from eval.matrix.table import report, rule
+from eval.matrix.table import outcome, report, rule
 from eval.prompts import encode_prompt, read_prompt_sets
 
 
@@ -134,7 +134,8 @@ def _measure(
             progress.update(task, description=f"{cell.draft}, {rule(cell)}")
             if cell.key not in kept.cells:
                 server = servers[cell.build]
-                kept.keep(measure_cell(setting, drafts[cell.draft], cell, server, plain, lambda _count: None))
+                kept.keep(measure_cell(setting, drafts[cell.draft], cell, server, plain))
+            progress.console.print(f"{cell.draft}, {rule(cell)}: {outcome(kept.cells[cell.key])}", markup=False)
             progress.advance(task)
     return builds, kept.cells
 

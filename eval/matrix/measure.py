@@ -6,7 +6,7 @@ A cell that the computed half calls refused is served all the same, ids as writt
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,24 +92,20 @@ def measure_plain(setting: Setting, draft: Draft, trained: Wiring, cfg: ServerCo
         return [list(made.tokens) for made in _run(session, setting)]
 
 
-def measure_cell(
-    setting: Setting, draft: Draft, cell: Cell, cfg: ServerConfig, plain: list[list[int]], done: Callable[[int], None]
-) -> Measured:
+def measure_cell(setting: Setting, draft: Draft, cell: Cell, cfg: ServerConfig, plain: list[list[int]]) -> Measured:
     """Serve `cell.ids` and measure."""
     engine = SGLangEngine(
         setting.target, draft.folder, cell.trained, setting.num_steps, cfg, setting.work_dir, ids=cell.ids
     )
     try:
         with engine.serve(cell.fed or cell.trained) as session:
-            return _measured(session, setting, cell, plain, done)
+            return _measured(session, setting, cell, plain)
     except RedraftError as err:
         return Measured(cell.key, None, said=f"{err.what}: {err.why}")
 
 
-def _measured(
-    session: Session, setting: Setting, cell: Cell, plain: list[list[int]], done: Callable[[int], None]
-) -> Measured:
-    made = _run(session, setting, done)
+def _measured(session: Session, setting: Setting, cell: Cell, plain: list[list[int]]) -> Measured:
+    made = _run(session, setting)
     rows = [prompt_result(ask.id, one, None) for ask, one in zip(setting.prompts, made, strict=True)]
     total = summarize(cell.key, rows)
     same = sum(list(one.tokens) == text for one, text in zip(made, plain, strict=True))
@@ -117,13 +113,12 @@ def _measured(
     return Measured(cell.key, total.tau, total.tau_low, total.tau_high, total.verifies, texts, same)
 
 
-def _run(session: Session, setting: Setting, done: Callable[[int], None] | None = None) -> list[Generation]:
+def _run(session: Session, setting: Setting) -> list[Generation]:
     batch = session.run(
         setting.prompts,
         max_new_tokens=setting.max_new_tokens,
         temperature=0.0,
         concurrency=setting.concurrency,
-        done=done,
     )
     if batch.failures:
         name, why = next(iter(batch.failures.items()))

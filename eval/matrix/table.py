@@ -60,7 +60,7 @@ def _table(cells: Sequence[Cell], measured: Mapping[str, Measured]) -> Table:
             f"{cell.style} {_ids(cell.ids)}",
             _fed(cell),
             f"[{STYLE[cell.verdict]}]{cell.verdict}[/]",
-            _tau(measured.get(cell.key)),
+            outcome(measured[cell.key]) if cell.key in measured else "",
             "" if cell.build == build else _ids(cell.serve_with) if cell.serve_with else "nothing",
         )
         build = cell.build
@@ -75,9 +75,8 @@ def _ids(ids: Sequence[int]) -> str:
     return "\\[" + ",".join(map(str, ids)) + "]" if ids else "-"
 
 
-def _tau(one: Measured | None) -> str:
-    if one is None:
-        return ""
+def outcome(one: Measured) -> str:
+    """Accept length with its interval, or that the server stopped."""
     return "stopped" if one.tau is None else f"{one.tau:.3f} ({one.low:.2f}-{one.high:.2f})"
 
 
