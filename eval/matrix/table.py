@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from eagle3.conventions import convention
 from eval.matrix.cells import Cell
 from eval.matrix.measure import Measured
 
@@ -25,7 +26,7 @@ def report(
 ) -> tuple[str, bool]:
     """Print the table and what follows from it; returns the same as text, and whether every measured cell agrees."""
     problems = [line for cell in cells for line in _disagreements(cell, measured)] + _across(cells, measured)
-    lines = [*_findings(cells, measured), *(f"{name}: {words}" for name, words in builds.items())]
+    lines = [*_findings(cells, measured), *_notes(cells), *(f"{name}: {words}" for name, words in builds.items())]
     file = Console(file=io.StringIO(), width=80)
     for out in (console, file):
         out.print(_tables(cells, measured))
@@ -98,6 +99,12 @@ def _findings(cells: Sequence[Cell], measured: Mapping[str, Measured]) -> list[s
         same, all_texts = sum(one.same_as_plain for one in served), sum(len(one.tokens) for one in served)
         out.append(f"{same} of {all_texts} texts are token for token those of the server without a draft.")
     return out
+
+
+def _notes(cells: Sequence[Cell]) -> list[str]:
+    """What a user of a build must know besides its ids."""
+    notes = {cell.build: convention(cell.build).note(cell.trained.model_type) for cell in cells}
+    return [f"{build}: {note}" for build, note in notes.items() if note]
 
 
 def _disagreements(cell: Cell, measured: Mapping[str, Measured]) -> list[str]:
