@@ -17,7 +17,8 @@ if [ -n "${REDRAFT_CACHE:-}" ]; then
     exit 0
   fi
 fi
-[ -x "$SGLANG_VENV/bin/python" ] || "$PYTHON" -m venv "$SGLANG_VENV"
+place=$(readlink -f "$SGLANG_VENV") # venv makes no environment through a link
+[ -x "$place/bin/python" ] || "$PYTHON" -m venv "$place"
 pip() { "$SGLANG_VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 
 echo "[1/3] torch 2.13.0 (CPU)"
