@@ -28,7 +28,6 @@ class TreeVerdict:
         patch: `none`, `whole`, `half` or `unknown`: the embedding patch.
         reasons: sentences, the deciding ones first.
         late_graphs: CUDA graphs hold the default layers whatever the ids (see `eagle3.sglang_tree.graphs`).
-        aliased_embedding: the embedding is captured by reference, and later layers overwrite it.
         stops: why a server of this model would stop at start-up with any draft; "" when it would not.
     """
 
@@ -38,7 +37,6 @@ class TreeVerdict:
     patch: str
     reasons: list[str]
     late_graphs: bool = False
-    aliased_embedding: bool = False
     stops: str = ""
 
 
@@ -72,7 +70,6 @@ def judge(version: str, model: ModelReading, model_type: str) -> TreeVerdict:
         patch=patch,
         reasons=list(_reasons(model, model_type, version, patch, name)),
         late_graphs=model.graphs.wrong,
-        aliased_embedding=model.forward.at_layer == GUARDED,
         stops=next((one.why for one in model.parts if one.name == "wrapper" and not one.good), ""),
     )
 
@@ -104,7 +101,8 @@ def _fitting(model: ModelReading, model_type: str, patch: str) -> list[EngineCon
 
 def _fits(one: EngineConvention, model: ModelReading, model_type: str, patched: bool) -> bool:
     plus_one = model.setter.rule == ALWAYS_PLUS_ONE
-    reaches_layer_0 = model.forward.at_layer != ADDS
+    # A reference that later norms overwrite feeds no embedding either.
+    reaches_layer_0 = model.forward.at_layer not in (ADDS, GUARDED)
     zero = -1 if plus_one else 0  # the id that becomes capture point 0 without any patch
     expected = {
         (2, 30, 58): [3, 31, 59] if plus_one else [2, 30, 58],

@@ -120,11 +120,6 @@ def _spoilt(
 ) -> Iterator[tuple[str, str]]:
     """Reasons, with their mends, why a build feeds something else than its ids say."""
     assert read.convention is not None
-    if read.aliased_embedding and EMBEDDING in wiring.aux:
-        yield (
-            "this build keeps the embedding by reference and overwrites it",
-            "serve this wiring with 0.5.23, or train a draft on layers only",
-        )
     if read.late_graphs and cuda_graphs and not convention(read.convention).render_default_ok(wiring):
         yield (
             f"this build captures CUDA graphs with its default layers before it sets the ids {ids}",
