@@ -28,6 +28,7 @@ class TreeVerdict:
         patch: `none`, `whole`, `half` or `unknown`: the embedding patch.
         reasons: sentences, the deciding ones first.
         late_graphs: CUDA graphs hold the default layers whatever the ids (see `eagle3.sglang_tree.graphs`).
+        aliased_embedding: the embedding is captured by reference, and later layers overwrite it.
         stops: why a server of this model would stop at start-up with any draft; "" when it would not.
     """
 
@@ -37,6 +38,7 @@ class TreeVerdict:
     patch: str
     reasons: list[str]
     late_graphs: bool = False
+    aliased_embedding: bool = False
     stops: str = ""
 
 
@@ -70,6 +72,7 @@ def judge(version: str, model: ModelReading, model_type: str) -> TreeVerdict:
         patch=patch,
         reasons=list(_reasons(model, model_type, version, patch, name)),
         late_graphs=model.graphs.wrong,
+        aliased_embedding=model.forward.at_layer == GUARDED,
         stops=next((one.why for one in model.parts if one.name == "wrapper" and not one.good), ""),
     )
 
