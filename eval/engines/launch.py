@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,71 @@ from eagle3.atomic import read_json
 from eagle3.conventions import convention
 from eagle3.errors import ConfigError, RedraftError, WiringError
 from eagle3.wiring import Wiring
+from eval.engines.base import Session
 from eval.engines.client import JsonServer
 from eval.engines.process import free_port, server_process
 from eval.engines.server_config import ServerConfig
 from eval.engines.sglang_build import Choice
+from eval.engines.target import check_served
 
 # How the counters of SGLang and vLLM were read, for whoever reads the results.
 COUNTERS = "each verify counted whole; what it kept past an end token is taken off again"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class ServerAdapter:
+    """An engine that is a server: joined where the configuration names a URL, else started.
+
+    Args:
+        target: folder of the target.
+        served: folder of the draft.
+        trained: wiring that the draft was trained on.
+        num_steps: proposals per verify.
+        cfg: how to reach or start the server.
+        work_dir: for the temporary folder and, without `cfg.log_dir`, the logs.
+        trust_remote_code: let the server run Python shipped in the target's folder.
+
+    Raises:
+        ConfigError: a bad setting.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        served: Path,
+        trained: Wiring,
+        num_steps: int,
+        cfg: ServerConfig,
+        work_dir: Path,
+        trust_remote_code: bool = False,
+    ) -> None:
+        cfg.validate()
+        self.target, self.served = Path(target).resolve(), Path(served).resolve()
+        self.trained, self.num_steps, self.cfg = trained, num_steps, cfg
+        self.work_dir, self.trust_remote_code = Path(work_dir), trust_remote_code
+
+    @contextlib.contextmanager
+    def serve(self, wiring: Wiring | None) -> Iterator[Session]:
+        """A server that feeds the draft `wiring`; None = no draft. A started one is stopped on leaving.
+
+        Raises:
+            RedraftError: it does not start, is not reached, or serves something else than asked.
+            WiringError: this engine cannot feed the wiring.
+        """
+        if wiring is not None:
+            check_served(wiring, self.trained.feature_width)
+        url = url_for(self.cfg, wiring)
+        if url:
+            yield self._connect(url, wiring)
+        else:
+            with self._launch(wiring) as session:
+                yield session
+
+    def _connect(self, url: str, wiring: Wiring | None) -> Session:
+        raise NotImplementedError
+
+    def _launch(self, wiring: Wiring | None) -> AbstractContextManager[Session]:
+        raise NotImplementedError
 
 
 @contextlib.contextmanager

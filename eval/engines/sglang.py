@@ -22,18 +22,17 @@ from eval.engines.client import JsonServer
 from eval.engines.flags import check_extra_args, draft_tokens
 from eval.engines.launch import (
     COUNTERS,
+    ServerAdapter,
     check_name,
     check_resolved,
     check_slots,
     joined_wiring,
     launched,
-    url_for,
     wiring_facts,
 )
 from eval.engines.server_config import ServerConfig
 from eval.engines.sglang_build import Choice, check_feeds, choose_convention, find_build
 from eval.engines.sglang_counts import generation_from
-from eval.engines.target import check_served
 
 # Every spelling of a flag that the configuration decides, and the setting that does (server_args.py of 0.5.9 and
 # arg_groups/fields of 0.5.23).
@@ -91,17 +90,11 @@ def sglang_command(python: str, flags: Sequence[str]) -> list[str]:
     return [python, "-m", "sglang.launch_server", *flags]
 
 
-class SGLangEngine:
+class SGLangEngine(ServerAdapter):
     """A target with a draft in SGLang.
 
     Args:
-        target: folder of the target.
-        served: folder of the draft.
-        trained: wiring that the draft was trained on.
-        num_steps: proposals per verify.
-        cfg: how to reach or start the server.
-        work_dir: for the temporary folder and, without `cfg.log_dir`, the logs.
-        trust_remote_code: let the server run Python shipped in the target's folder.
+        target, served, trained, num_steps, cfg, work_dir, trust_remote_code: as `ServerAdapter`.
         command: builds the command line of a started server from the interpreter and the flags.
         ids: written as they are instead of the build's own for the wiring, unchecked, to see what it does with them.
 
@@ -123,30 +116,10 @@ class SGLangEngine:
         command: Command = sglang_command,
         ids: Sequence[int] | None = None,
     ) -> None:
-        cfg.validate()
-        self.target, self.served = Path(target).resolve(), Path(served).resolve()
-        self.trained, self.num_steps, self.cfg = trained, num_steps, cfg
-        self.work_dir, self.trust_remote_code = Path(work_dir), trust_remote_code
+        super().__init__(target, served, trained, num_steps, cfg, work_dir, trust_remote_code)
         self.draft_tokens = draft_tokens(num_steps, cfg.topk, cfg.draft_tokens)
         check_extra_args(cfg.extra_args, MANAGED)
         self._command, self._ids = command, ids
-
-    @contextlib.contextmanager
-    def serve(self, wiring: Wiring | None) -> Iterator[Session]:
-        """A server that feeds the draft `wiring`; None = no draft. A started one is stopped on leaving.
-
-        Raises:
-            RedraftError: it does not start, is not reached, or serves something else than asked.
-            WiringError: this build cannot feed the wiring.
-        """
-        if wiring is not None:
-            check_served(wiring, self.trained.feature_width)
-        url = url_for(self.cfg, wiring)
-        if url:
-            yield self._connect(url, wiring)
-        else:
-            with self._launch(wiring) as session:
-                yield session
 
     # Started here
 

@@ -26,17 +26,16 @@ from eval.engines.flags import check_extra_args, draft_tokens
 from eval.engines.launch import (
     COUNTERS,
     LOOPBACK,
+    ServerAdapter,
     check_name,
     check_resolved,
     check_slots,
     joined_wiring,
     launched,
-    url_for,
     wiring_facts,
 )
 from eval.engines.server_config import ServerConfig
 from eval.engines.sglang_build import Choice, find_build
-from eval.engines.target import check_served
 from eval.engines.vllm_counts import FLAG, generation_from
 
 # Every spelling of a flag that the configuration decides, and the setting that does (engine/arg_utils.py of 0.32.0).
@@ -80,8 +79,8 @@ def vllm_command(python: str, flags: Sequence[str]) -> list[str]:
     return [python, "-m", "vllm.entrypoints.openai.api_server", *flags]
 
 
-class VLLMEngine:
-    """A target with a draft in vLLM (arguments as `eval.engines.sglang.SGLangEngine`).
+class VLLMEngine(ServerAdapter):
+    """A target with a draft in vLLM (arguments as `ServerAdapter`).
 
     Raises:
         ConfigError: settings that contradict one another, or a tree of proposals.
@@ -100,31 +99,11 @@ class VLLMEngine:
         trust_remote_code: bool = False,
         command: Command = vllm_command,
     ) -> None:
-        cfg.validate()
+        super().__init__(target, served, trained, num_steps, cfg, work_dir, trust_remote_code)
         require(cfg.topk == 1, "eval.server.topk", cfg.topk, "1, for vLLM proposes a chain")
         draft_tokens(num_steps, 1, cfg.draft_tokens)
         check_extra_args([word.split(".", 1)[0] for word in cfg.extra_args], MANAGED)
-        self.target, self.served = Path(target).resolve(), Path(served).resolve()
-        self.trained, self.num_steps, self.cfg = trained, num_steps, cfg
-        self.work_dir, self.trust_remote_code = Path(work_dir), trust_remote_code
         self._command = command
-
-    @contextlib.contextmanager
-    def serve(self, wiring: Wiring | None) -> Iterator[Session]:
-        """A server that feeds the draft `wiring`; None = no draft. A started one is stopped on leaving.
-
-        Raises:
-            RedraftError: it does not start, is not reached, or serves something else than asked.
-            WiringError: vLLM cannot feed the wiring.
-        """
-        if wiring is not None:
-            check_served(wiring, self.trained.feature_width)
-        url = url_for(self.cfg, wiring)
-        if url:
-            yield self._connect(url, wiring)
-        else:
-            with self._launch(wiring) as session:
-                yield session
 
     def _choice(self) -> Choice:
         if self.cfg.convention != "auto":
