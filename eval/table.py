@@ -155,15 +155,4 @@ def table_text(series: Sequence[Series], width: int = 80) -> str:
     """What `show` prints, without colours."""
     buffer = io.StringIO()
     show(series, Console(file=buffer, width=width, force_terminal=False))
-    return _stripped(buffer.getvalue())
-
-
-def as_text(renderable: RenderableType, width: int = 100) -> str:
-    """Plain text of a rich renderable."""
-    buffer = io.StringIO()
-    Console(file=buffer, width=width, force_terminal=False).print(renderable)
-    return _stripped(buffer.getvalue())
-
-
-def _stripped(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"

@@ -13,4 +13,3 @@ _SERVER = yaml.safe_load(_TEXT.replace("${project_root:}", str(ROOT)))["server"]
 PYTHON = Path(_SERVER["python"])
 SGLANG_CPU_ARGS: list[str] = _SERVER["extra_args"]
 SGLANG_CPU_ENV: dict[str, str] = _SERVER["env"]
-SGLANG_CPU_DTYPE: str = _SERVER["dtype"]
