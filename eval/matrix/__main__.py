@@ -26,7 +26,7 @@ from eval.engines.base import Ask
 from eval.engines.server_config import ServerConfig
 from eval.engines.sglang_build import choose_convention, find_build
 from eval.matrix.cells import Cell, matrix
-from eval.matrix.measure import Draft, Measured, Setting, measure_cell, measure_plain, patched_copy, with_tree
+from eval.matrix.measure import Measured, Setting, measure_cell, measure_plain, patched_copy, with_tree
 from eval.matrix.table import outcome, report, rule
 from eval.prompts import encode_prompt, read_prompt_sets
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(chosen: argparse.Namespace, console: Console) -> int:
-    drafts = {run.name: Draft(run.name, run / "served") for run in chosen.runs}
+    drafts = {run.name: run / "served" for run in chosen.runs}
     wirings = {name: _trained(draft) for name, draft in drafts.items()}
     cells = matrix(wirings)
     measured: dict[str, Measured] = {}
@@ -64,10 +64,10 @@ def _main(chosen: argparse.Namespace, console: Console) -> int:
     return 0 if agrees else 1
 
 
-def _trained(draft: Draft) -> Wiring:
-    found = served_wiring(read_json(draft.folder / CONFIG, mend="run the export stage first"), str(draft.folder))
+def _trained(folder: Path) -> Wiring:
+    found = served_wiring(read_json(folder / CONFIG, mend="run the export stage first"), str(folder))
     if found is None:
-        raise ConfigError("the draft names no wiring", where=str(draft.folder), mend="export it with this tool")
+        raise ConfigError("the draft names no wiring", where=str(folder), mend="export it with this tool")
     return found
 
 
@@ -103,7 +103,7 @@ def _setting(config: Any, chosen: argparse.Namespace) -> Setting:
 
 def _measure(
     cells: list[Cell],
-    drafts: dict[str, Draft],
+    drafts: dict[str, Path],
     wirings: dict[str, Wiring],
     setting: Setting,
     cfg: ServerConfig,
@@ -145,9 +145,9 @@ def _bar(console: Console) -> Progress:
     return Progress(*columns, console=console)
 
 
-def _identity(drafts: dict[str, Draft], setting: Setting, builds: dict[str, str]) -> dict[str, Any]:
+def _identity(drafts: dict[str, Path], setting: Setting, builds: dict[str, str]) -> dict[str, Any]:
     return {
-        "drafts": {name: sha256_file(draft.folder / WEIGHTS) for name, draft in drafts.items()},
+        "drafts": {name: sha256_file(folder / WEIGHTS) for name, folder in drafts.items()},
         "prompts": [list(ask.prompt_ids) for ask in setting.prompts],
         "num_steps": setting.num_steps,
         "max_new_tokens": setting.max_new_tokens,

@@ -22,14 +22,6 @@ from eval.results import prompt_result, summarize
 
 
 @dataclass(frozen=True)
-class Draft:
-    """A served folder and its name in the matrix."""
-
-    name: str
-    folder: Path
-
-
-@dataclass(frozen=True)
 class Measured:
     """What the build did with the cell's ids.
 
@@ -85,18 +77,16 @@ def with_tree(cfg: ServerConfig, tree: Path) -> ServerConfig:
     return replace(cfg, env={**cfg.env, "PYTHONPATH": ":".join(part for part in path if part)})
 
 
-def measure_plain(setting: Setting, draft: Draft, trained: Wiring, cfg: ServerConfig) -> list[list[int]]:
-    """Every prompt's text without a draft."""
-    engine = SGLangEngine(setting.target, draft.folder, trained, setting.num_steps, cfg, setting.work_dir)
+def measure_plain(setting: Setting, draft: Path, trained: Wiring, cfg: ServerConfig) -> list[list[int]]:
+    """Every prompt's text without a draft (`draft`, a served folder, is not loaded)."""
+    engine = SGLangEngine(setting.target, draft, trained, setting.num_steps, cfg, setting.work_dir)
     with engine.serve(None) as session:
         return [list(made.tokens) for made in _run(session, setting)]
 
 
-def measure_cell(setting: Setting, draft: Draft, cell: Cell, cfg: ServerConfig, plain: list[list[int]]) -> Measured:
-    """Serve `cell.ids` and measure."""
-    engine = SGLangEngine(
-        setting.target, draft.folder, cell.trained, setting.num_steps, cfg, setting.work_dir, ids=cell.ids
-    )
+def measure_cell(setting: Setting, draft: Path, cell: Cell, cfg: ServerConfig, plain: list[list[int]]) -> Measured:
+    """Serve the folder `draft` with `cell.ids` and measure."""
+    engine = SGLangEngine(setting.target, draft, cell.trained, setting.num_steps, cfg, setting.work_dir, ids=cell.ids)
     try:
         with engine.serve(cell.fed or cell.trained) as session:
             return _measured(session, setting, cell, plain)
