@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from eval.accept import count_generations, measure
 from eval.config import EvalConfig
 from eval.engines.base import ServedEngine
 from eval.engines.local import LocalEngine
+from eval.engines.server_config import ServerConfig
 from eval.prompts import PromptSet, read_prompt_sets
 from eval.report import write_report
 from eval.results import AcceptResult
@@ -171,11 +172,28 @@ def measure_in_server(run: Run, prompt_sets: list[PromptSet]) -> AcceptResult:
         )
 
 
+def started_engine(run: Run, extra_args: list[str], work_dir: Path) -> ServedEngine:
+    """The adapter of `eval.engine` for a server that is started for the run, whatever `eval.server.url` says.
+
+    Args:
+        run: gives the target and how the engine is started.
+        extra_args: flags beside `eval.server.extra_args`.
+        work_dir: for its log.
+    """
+    server = run.config.eval.server
+    server = replace(server, url="", baseline_url="", extra_args=[*server.extra_args, *extra_args])
+    return engine_adapter(run, run.wiring, server, work_dir)
+
+
 def server_engine(run: Run, trained: Wiring) -> ServedEngine:
+    """The adapter of `eval.engine` that serves the run's draft."""
+    return engine_adapter(run, trained, run.config.eval.server, eval_folder(run) / "server")
+
+
+def engine_adapter(run: Run, trained: Wiring, server: ServerConfig, work_dir: Path) -> ServedEngine:
     """The adapter of `eval.engine`."""
-    cfg = run.config.eval
-    work_dir, trust = eval_folder(run) / "server", run.config.target.trust_remote_code
-    arguments = (run.target_path, run.served, trained, cfg.num_steps, cfg.server, work_dir, trust)
+    cfg, trust = run.config.eval, run.config.target.trust_remote_code
+    arguments = (run.target_path, run.served, trained, cfg.num_steps, server, work_dir, trust)
     if cfg.engine == "sglang":
         from eval.engines.sglang import SGLangEngine
 

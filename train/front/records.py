@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3.atomic import read_json, sha256_json, write_json
+from eagle3.atomic import read_json, sha256_file, sha256_json, write_json
 from train.front.console import console
 
 
@@ -48,6 +48,17 @@ class StageRecord:
         """Write the marker, last of all."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         write_json(self.path, {"fingerprint": self.fingerprint, "finished": stamp, "inputs": self.inputs, **facts})
+
+
+def source_fingerprint(source: str) -> Any:
+    """What tells one state of a data source from another: a file's hash, a folder's listing, a name."""
+    path = Path(source)
+    if path.is_file():
+        return sha256_file(path)
+    if path.is_dir():
+        files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+        return [[str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns] for p in files]
+    return source
 
 
 def skip(record: StageRecord) -> bool:

@@ -25,21 +25,10 @@ from train.front.capture import CaptureChoice
 from train.front.console import console, progress_bar, size_text
 from train.front.context import Run
 from train.front.draft_shape import target_shape
-from train.front.records import StageRecord, skip
+from train.front.records import StageRecord, skip, source_fingerprint
 from train.front.store_check import check_states, check_tokens
 from train.job import TrainJob
 from train.launch import run_training
-
-
-def source_fingerprint(source: str) -> Any:
-    """What tells one state of a data source from another: a file's hash, a folder's listing, a name."""
-    path = Path(source)
-    if path.is_file():
-        return sha256_file(path)
-    if path.is_dir():
-        files = [p for p in sorted(path.rglob("*")) if p.is_file()]
-        return [[str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns] for p in files]
-    return source
 
 
 def prepare_stage(run: Run) -> dict[str, Any]:
