@@ -19,7 +19,7 @@ SGLANG_STAMP := $(SGLANG_VENV)/.ready
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test lint types eval-accept bench clean sglang-cpu vllm-cpu test-engines demo-sglang eval-matrix
+.PHONY: setup demo test lint types eval-accept bench clean sglang-cpu vllm-cpu test-engines demo-sglang demo-kimi eval-matrix
 
 setup: $(STAMP)
 
@@ -34,7 +34,7 @@ demo: setup
 
 # One thread a process: two test processes with two threads each would spend their time waiting for one another.
 test: setup
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests -n 2 --dist loadfile --ignore tests/engines
 
 # The real SGLang on a CPU, in a virtual environment of its own, for tests and small demonstrations.
 sglang-cpu: $(SGLANG_STAMP)
@@ -76,6 +76,12 @@ demo-sglang: setup sglang-cpu
 	$(PY) -m eval.agreement runs/smollm2/eval runs/smollm2/eval-sglang
 	$(PY) -m eval.agreement runs/smollm2_control/eval runs/smollm2_control/eval-sglang
 	$(PY) -m eval.compare runs/smollm2/eval-sglang runs/smollm2_control/eval-sglang --out runs/demo-sglang
+
+# The whole Kimi-K2.5 preset on a miniature of it (61 layers, int4 experts): select, answers by the real SGLang, states
+# through SGLang's own model code, two training processes, the draft served by SGLang. Only sizes and places differ.
+demo-kimi: setup sglang-cpu
+	$(PY) tests/kimi/make_miniature.py targets/kimi-mini
+	$(PY) train/run.py conf=kimi_k25 +size=mini +server=sglang_cpu +capture=sglang_cpu $(ARGS)
 
 # Which draft works on which SGLang with which ids: two drafts for a 61-layer target, computed for every build, measured
 # on SGLang as it is and patched.
