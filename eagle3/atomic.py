@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from upath import UPath
+
 from eagle3.errors import IntegrityError
 
 
@@ -55,14 +57,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path, mend: str = "delete the file and run the stage that writes it again") -> Any:
+def read_json(path: Path | UPath, mend: str = "delete the file and run the stage that writes it again") -> Any:
     """Read a JSON file.
 
     Raises:
         IntegrityError: the file is missing or not whole JSON; `mend` ends its line.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise IntegrityError("file not found", where=str(path), mend=mend) from None
     except (ValueError, OSError) as err:

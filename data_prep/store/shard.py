@@ -1,14 +1,17 @@
 """One shard: a safetensors file of concatenated records, and a JSON sidecar that says what is in it.
 
-The sidecar is written last, so a shard exists exactly when its sidecar does. Checksums cover every byte of the
-data file: one over the header, and one per record over its rows of every tensor, so that damage is laid at the
-record it hit.
+The sidecar is written last, so a shard exists exactly when its sidecar does, and it names its data file. Checksums
+cover every byte of the data file: one over the header, and one per record over its rows of every tensor, so that damage
+is laid at the record it hit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import time
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,11 +21,16 @@ import numpy as np
 import torch
 
 from data_prep.capture.sample import CapturedSample
-from eagle3.atomic import read_json, replacing, write_json
+from data_prep.store.manifest import StoreManifest
+from eagle3.atomic import read_json, write_json
 from eagle3.errors import IntegrityError
+from eagle3.place import Place, create, modified, remove, writing
 
-FORMAT, VERSION = "redraft-shard", 1
+FORMAT = "redraft-shard"
+OLD, VERSION = 1, 2  # 1: the data file has the sidecar's name
+ORPHAN_AGE = 24 * 3600.0  # seconds; between a data file and its sidecar lie milliseconds
 MEND = "delete this shard's two files and run the extract stage again: only its records are captured anew"
+_DATA_NAME = re.compile(r"shard-(?P<name>.+)\.[0-9a-f]{16}\.safetensors")
 CODES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # safetensors' names
 
 
@@ -44,7 +52,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Shard:
-    """A finished shard as its sidecar tells it; `path` is the sidecar's."""
+    """A finished shard as its sidecar tells it; `path` is the sidecar's, `data_name` the data file's, beside it."""
 
     path: Path
     bytes: int
@@ -52,11 +60,12 @@ class Shard:
     header_sha256: str
     tokens: int
     records: tuple[Entry, ...]
+    data_name: str
 
     @property
     def data(self) -> Path:
         """The safetensors file."""
-        return self.path.with_suffix(".safetensors")
+        return self.path.parent / self.data_name
 
     @classmethod
     def read(cls, path: Path) -> Shard:
@@ -67,10 +76,11 @@ class Shard:
         """
         raw = read_json(path, mend=MEND)
         try:
-            if (raw["format"], raw["version"]) != (FORMAT, VERSION):
+            if raw["format"] != FORMAT or raw["version"] not in (OLD, VERSION):
                 raise KeyError(f"format {raw['format']!r} version {raw['version']!r}")
             records = tuple(Entry(**entry) for entry in raw["records"])
-            return cls(path, raw["bytes"], raw["header_bytes"], raw["header_sha256"], raw["tokens"], records)
+            data = path.with_suffix(".safetensors").name if raw["version"] == OLD else raw["data_name"]
+            return cls(path, raw["bytes"], raw["header_bytes"], raw["header_sha256"], raw["tokens"], records, data)
         except (KeyError, TypeError) as err:
             raise IntegrityError("not a shard's sidecar", where=str(path), why=str(err), mend=MEND) from None
 
@@ -91,6 +101,10 @@ class Shard:
             header = handle.read(self.header_bytes)
         if hashlib.sha256(header).hexdigest() != self.header_sha256:
             raise IntegrityError("a shard's header is damaged", where=str(self.data), why=self.holds, mend=MEND)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sidecar's content; `read` reads it back."""
+        return {"format": FORMAT, "version": VERSION, **{k: v for k, v in asdict(self).items() if k != "path"}}
 
     @property
     def holds(self) -> str:
@@ -145,13 +159,69 @@ def tokens_sha256(input_ids: Any, loss_mask: Any) -> str:
 
 
 def write_shard(path: Path, samples: Sequence[CapturedSample], sites: Sequence[str], dtype: str) -> Shard:
-    """Write a shard, data file first and sidecar last, each atomically. `path` is the sidecar's.
+    """Write a shard under a name that only this writer uses. `path` is the sidecar's; its data file has its name."""
+    shard = _write_data(path, path.with_suffix(".safetensors").name, samples, sites, dtype)
+    write_json(path, shard.to_dict())
+    return shard
 
-    Rows go straight from the samples to the file: no concatenated copy is made.
+
+def publish(
+    store: Place, name: str, samples: Sequence[CapturedSample], sites: Sequence[str], manifest: StoreManifest
+) -> Shard:
+    """Write `samples` as shard `name`, unless another writer published it first; any number may try at once.
+
+    The data file gets a name of its own; then the sidecar `shard-<name>.json` is created exclusively. The first writer
+    wins: the others remove their data file. A crash in between leaves a data file that no sidecar names, which readers
+    ignore; see `remove_orphans`.
+
+    Returns:
+        The shard that is in the store now, the winner's: this writer's if `samples` are what it holds.
+
+    Raises:
+        OSError: the disk is full or the file cannot be written.
+        IntegrityError: the winner's sidecar is not readable.
     """
+    path = store / f"shard-{name}.json"
+    shard = _write_data(path, f"shard-{name}.{uuid.uuid4().hex[:16]}.safetensors", samples, sites, manifest.dtype)
+    try:
+        create(path, json.dumps(shard.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        winner = Shard.read(path)  # the sidecar decides, whatever the file system's answer was
+    except BaseException:
+        if not path.exists():
+            remove(shard.data)
+        raise
+    if winner.data_name != shard.data_name:
+        remove(shard.data)
+    return winner
+
+
+def remove_orphans(store: Place, age: float = ORPHAN_AGE) -> list[str]:
+    """Remove data files that no sidecar can name any more; safe beside living writers. Returns their names.
+
+    A data file is surely dead when the sidecar of its shard names another one, for a sidecar is created once: its
+    writer lost and will remove it itself, or is gone. Where there is no sidecar, its writer may be about to create
+    it, which takes milliseconds: the file is dead once it is `age` seconds old. Files of version 1 are left alone.
+    """
+    removed = []
+    now = time.time()
+    for path in store.glob("shard-*.safetensors"):
+        match = _DATA_NAME.fullmatch(path.name)
+        if match is None:
+            continue
+        sidecar = path.parent / f"shard-{match['name']}.json"
+        if Shard.read(sidecar).data_name != path.name if sidecar.exists() else now - modified(path) > age:
+            remove(path)
+            removed.append(path.name)
+    return removed
+
+
+def _write_data(
+    path: Path, data_name: str, samples: Sequence[CapturedSample], sites: Sequence[str], dtype: str
+) -> Shard:
+    """Write the data file beside the sidecar `path`. Rows go straight from the samples to it: nothing is copied."""
     names = [*sites, "final"]
     header = _header(samples, names, dtype)
-    with replacing(path.with_suffix(".safetensors")) as tmp, open(tmp, "wb") as handle:
+    with writing(path.parent / data_name) as tmp, open(tmp, "wb") as handle:
         handle.write(header)
         for name in names:
             _write_all(handle, (_bytes(_state(sample, name)) for sample in samples))
@@ -165,10 +235,7 @@ def write_shard(path: Path, samples: Sequence[CapturedSample], sites: Sequence[s
         hashes = _hashes([_bytes(part) for part in parts])
         records.append(Entry(sample.record_id, start, sample.tokens, supervised_count(sample.loss_mask), *hashes))
         start += sample.tokens
-    shard = Shard(path, size, len(header), hashlib.sha256(header).hexdigest(), start, tuple(records))
-    raw = {key: value for key, value in asdict(shard).items() if key != "path"}
-    write_json(path, {"format": FORMAT, "version": VERSION, **raw})
-    return shard
+    return Shard(path, size, len(header), hashlib.sha256(header).hexdigest(), start, tuple(records), data_name)
 
 
 def _state(sample: CapturedSample, name: str) -> torch.Tensor:

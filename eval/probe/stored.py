@@ -94,8 +94,10 @@ class StoreReader:
     def _find(self) -> dict[str, tuple[Path, dict[str, Any]]]:
         places: dict[str, tuple[Path, dict[str, Any]]] = {}
         for sidecar in sorted(self.path.glob("shard-*.json")):
-            for entry in read_json(sidecar, mend="run the extract stage again")["records"]:
-                places.setdefault(entry["id"], (sidecar.with_suffix(".safetensors"), entry))
+            shard = read_json(sidecar, mend="run the extract stage again")
+            data = sidecar.parent / shard.get("data_name", f"{sidecar.stem}.safetensors")
+            for entry in shard["records"]:
+                places.setdefault(entry["id"], (data, entry))
         return places
 
     def _read(self, record_id: str, max_tokens: int) -> StoredRecord:
