@@ -91,6 +91,7 @@ class CaptureConfig:
 class StoreConfig:
     """The hidden-state store on disk."""
 
+    codec: str = "raw"  # states on disk: "raw"; "lossless": compressed, bit for bit; "fp8": about half, rounded
     shard_tokens: int = 16384  # tokens per shard; a shard is the unit that a crash can cost
     accept_other_wiring: bool = False  # read by name from a store made for another wiring that holds the sites needed
     verify_records: int = 3  # records computed again with Hugging Face's target before training; 0 = none
@@ -98,6 +99,8 @@ class StoreConfig:
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
+        codecs = ("raw", "lossless", "fp8")
+        require(self.codec in codecs, "store.codec", self.codec, " or ".join(codecs))
         require(self.shard_tokens > 0, "store.shard_tokens", self.shard_tokens, "a positive integer")
         require(self.verify_records >= 0, "store.verify_records", self.verify_records, "0 or a positive integer")
         require(self.verify_max_gib >= 0, "store.verify_max_gib", self.verify_max_gib, "0 or a positive number")

@@ -11,7 +11,9 @@ from eagle3.atomic import read_json, write_json
 from eagle3.errors import IntegrityError, RedraftError
 from eagle3.wiring import Wiring
 
-FORMAT, VERSION = "redraft-store", 1
+FORMAT = "redraft-store"
+OLD, VERSION = 1, 2  # 1 had no codec: its states are raw
+CODECS = ("raw", "lossless", "fp8")
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -24,7 +26,8 @@ class StoreManifest:
         target: the target's identity as a JSON-able dict, compared key by key.
         tokenizer_hash: of the tokenizer that made the tokens.
         template_hash: of the chat template that rendered the conversations.
-        dtype: dtype of the states: `bfloat16`, `float16` or `float32`.
+        dtype: dtype of the states as captured and read: `bfloat16`, `float16` or `float32`.
+        codec: how they lie on disk: `raw`, `lossless` or `fp8`; a store is not continued with another.
         capture: how the states were computed (backend, compute dtype); a store is not continued with another.
     """
 
@@ -33,12 +36,17 @@ class StoreManifest:
     tokenizer_hash: str
     template_hash: str = ""
     dtype: str = "bfloat16"
+    codec: str = "raw"
     capture: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise RedraftError(
                 "unknown store dtype", why=f"found {self.dtype!r}", mend=f"use one of {', '.join(DTYPES)}"
+            )
+        if self.codec not in CODECS:
+            raise RedraftError(
+                "unknown store codec", why=f"found {self.codec!r}", mend=f"use one of {', '.join(CODECS)}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,11 +68,11 @@ class StoreManifest:
             IntegrityError: another format or version, or a key is missing.
         """
         kind, version = data.get("format"), data.get("version")
-        if (kind, version) != (FORMAT, VERSION):
+        if kind != FORMAT or version not in (OLD, VERSION):
             raise IntegrityError(
                 "not a hidden-state store of this version",
                 where=where,
-                why=f"found format {kind!r} version {version!r}, expected {FORMAT!r} {VERSION}",
+                why=f"found format {kind!r} version {version!r}, expected {FORMAT!r} {OLD} or {VERSION}",
                 mend="point at a store that this version wrote, or extract again",
             )
         try:
@@ -74,6 +82,7 @@ class StoreManifest:
                 tokenizer_hash=data["tokenizer_hash"],
                 template_hash=data["template_hash"],
                 dtype=data["dtype"],
+                codec="raw" if version == OLD else data["codec"],
                 capture=dict(data["capture"]),
             )
         except KeyError as err:

@@ -18,7 +18,7 @@ from eagle3.atomic import read_json
 from eagle3.errors import DataError, IntegrityError
 from eagle3.wiring import Wiring
 
-FORMAT, VERSION = "redraft-store", 1
+FORMAT, VERSIONS = "redraft-store", (1, 2)
 _NOT_STATES = ("input_ids", "loss_mask")
 
 
@@ -55,7 +55,7 @@ class StoreReader:
         where = str(self.path / "manifest.json")
         self.manifest: dict[str, Any] = read_json(self.path / "manifest.json", mend="give the folder of a store")
         kind = (self.manifest.get("format"), self.manifest.get("version"))
-        if kind != (FORMAT, VERSION) or "wiring" not in self.manifest:
+        if kind[0] != FORMAT or kind[1] not in VERSIONS or "wiring" not in self.manifest:
             raise IntegrityError(
                 "not a hidden-state store of this version",
                 where=where,

@@ -89,6 +89,7 @@ def store_manifest(run: Run, prepared: dict[str, Any], capture: dict[str, Any]) 
         target=run.identity,
         tokenizer_hash=prepared["tokenizer_hash"],
         template_hash=prepared["template_hash"],
+        codec=run.config.store.codec,
         capture=capture,
     )
 
