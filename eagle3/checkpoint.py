@@ -20,8 +20,10 @@ from torch import Tensor
 
 from eagle3.atomic import fsync_dir, read_json, write_json
 from eagle3.conventions import CONVENTIONS, convention
-from eagle3.draft import DraftShape, Eagle3Draft
+from eagle3.draft import Eagle3Draft
+from eagle3.draft_build import build_draft
 from eagle3.draft_kinds import refuse_other_kinds
+from eagle3.draft_shape import DraftShape
 from eagle3.errors import ConfigError, IntegrityError, WiringError
 from eagle3.vocab import DraftVocab, maps_key, vocab_from_maps
 from eagle3.wiring import Wiring
@@ -267,7 +269,7 @@ def _served_tensors(draft: Eagle3Draft, dtype: torch.dtype, with_embedding: bool
 def _expected(shape: DraftShape) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """Every name with its shape, and the names that may be absent."""
     with torch.device("meta"):
-        names = {name: tuple(t.shape) for name, t in Eagle3Draft(shape).state_dict().items()}
+        names = {name: tuple(t.shape) for name, t in build_draft(shape).state_dict().items()}
     names[_EMBEDDING] = (shape.vocab_size, shape.hidden_size)
     return names, {_EMBEDDING, "t2d"} | ({"d2t"} if shape.full_vocab else set())
 
@@ -291,7 +293,7 @@ def _build(shape: DraftShape, tensors: dict[str, Tensor], embedding: Tensor | No
         raise IntegrityError(
             "the folder holds no embedding", where=where, mend="give the target, whose embedding the draft shares"
         )
-    draft = Eagle3Draft(shape)
+    draft = build_draft(shape)
     load_state(draft, tensors, where)
     return draft
 

@@ -5,6 +5,7 @@
     h = h + o_proj(attention(q(a), k(a), v(a)))       the residual is the un-normed h
     g = h + mlp(post_attention_layernorm(h))
     logits = lm_head(norm(g))                         g itself, un-normed, feeds the next step
+                                                      (norm(g), with EAGLE 3.1's `norm_output`)
 
 (Li et al. 2025, "EAGLE-3"; the same order stands in EAGLE's training code and in SGLang's and vLLM's Llama draft.)
 Parameter names are those of the served folder, so the state dict *is* the file.
@@ -13,144 +14,18 @@ Parameter names are those of the served folder, so the state dict *is* the file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eagle3.config import require
-from eagle3.rope import inverse_frequencies, rotate, served_scaling
+from eagle3.draft_layer import Attend, DraftAttention, DraftLayer, RMSNorm
+from eagle3.draft_shape import DraftShape
+from eagle3.rope import inverse_frequencies
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention over rotated heads: `(q [r, Hq, D], k [n, Hkv, D], v [n, Hkv, D]) -> out [r, Hq, D]`."""
-
-
-@dataclass(frozen=True)
-class DraftShape:
-    """Sizes of a draft.
-
-    Args:
-        hidden_size: width H of the target and the draft.
-        intermediate_size: width of the MLP.
-        num_attention_heads, num_key_value_heads, head_dim: attention sizes; the first a multiple of the second.
-        vocab_size: the target's vocabulary V.
-        draft_vocab_size: rows of the draft's head; V = no `d2t`.
-        num_aux: aux sites A; `fc` reads A * H.
-        rms_norm_eps: epsilon of every norm.
-        rope: `{"rope_theta": float, "rope_scaling": dict | None}`.
-        max_position_embeddings: positions that the served config announces.
-
-    Raises:
-        ConfigError: a size that is not positive or does not divide.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    draft_vocab_size: int
-    num_aux: int
-    rms_norm_eps: float
-    rope: dict[str, Any]
-    max_position_embeddings: int
-
-    def __post_init__(self) -> None:
-        for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_aux"):
-            require(getattr(self, name) > 0, f"draft.{name}", getattr(self, name), "a positive integer")
-        groups = self.num_attention_heads % self.num_key_value_heads == 0
-        require(groups, "draft.num_key_value_heads", self.num_key_value_heads, "a divisor of num_attention_heads")
-        require(self.head_dim > 0 and self.head_dim % 2 == 0, "draft.head_dim", self.head_dim, "an even number")
-        fits = 0 < self.draft_vocab_size <= self.vocab_size
-        require(fits, "draft.vocab_size", self.draft_vocab_size, f"1 to the target's {self.vocab_size}")
-        object.__setattr__(self, "rope", _clean_rope(self.rope))
-
-    @property
-    def full_vocab(self) -> bool:
-        """Whether the draft's head covers the target's whole vocabulary."""
-        return self.draft_vocab_size == self.vocab_size
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-able form; `DraftShape(**d)` reads it back."""
-        return asdict(self)
-
-
-def _clean_rope(rope: dict[str, Any]) -> dict[str, Any]:
-    return {"rope_theta": float(rope["rope_theta"]), "rope_scaling": served_scaling(rope.get("rope_scaling"))}
-
-
-class RMSNorm(nn.Module):
-    """`x / rms(x) * weight` over the last axis, computed in at least float32."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`x [..., H] -> [..., H]`, same dtype."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-
-
-class DraftAttention(nn.Module):
-    """The projections around attention; who may see whom is the caller's `attend`."""
-
-    def __init__(self, shape: DraftShape) -> None:
-        super().__init__()
-        width, d = 2 * shape.hidden_size, shape.head_dim
-        self.shape = shape
-        self.q_proj = nn.Linear(width, shape.num_attention_heads * d, bias=False)
-        self.k_proj = nn.Linear(width, shape.num_key_value_heads * d, bias=False)
-        self.v_proj = nn.Linear(width, shape.num_key_value_heads * d, bias=False)
-        self.o_proj = nn.Linear(shape.num_attention_heads * d, shape.hidden_size, bias=False)
-
-    def forward(self, a: Tensor, cos: Tensor, sin: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """`a [n, 2H]`, `cos`/`sin [n, 1, D]` -> `[n, H]`, or `[r, H]` of the asking `rows [r]`; all are keys."""
-        n, d = a.shape[0], self.shape.head_dim
-        k = rotate(self.k_proj(a).view(n, -1, d), cos, sin)  # [n, Hkv, D]
-        v = self.v_proj(a).view(n, -1, d)  # [n, Hkv, D]
-        if rows is not None:
-            a, cos, sin = a[rows], cos[rows], sin[rows]
-        q = rotate(self.q_proj(a).view(a.shape[0], -1, d), cos, sin)  # [r, Hq, D]
-        return self.o_proj(attend(q, k, v).reshape(a.shape[0], -1))
-
-
-class DraftMLP(nn.Module):
-    """Llama's gated MLP: `down(silu(gate(x)) * up(x))`."""
-
-    def __init__(self, shape: DraftShape) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`x [n, H] -> [n, H]`."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class DraftLayer(nn.Module):
-    """The one decoder layer; its attention reads the embedding beside the hidden state."""
-
-    def __init__(self, shape: DraftShape) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn = DraftAttention(shape)
-        self.mlp = DraftMLP(shape)
-
-    def forward(
-        self, embeds: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend, rows: Tensor | None = None
-    ) -> Tensor:
-        """`embeds`, `hidden [n, H]` -> the un-normed output `g [n, H]`, or `[r, H]` of `rows [r]` alone."""
-        a = torch.cat((self.input_layernorm(embeds), self.hidden_norm(hidden)), dim=-1)  # [n, 2H]
-        hidden = hidden if rows is None else hidden[rows]
-        hidden = hidden + self.self_attn(a, cos, sin, attend, rows)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+__all__ = ["Attend", "DraftCache", "DraftHead", "DraftShape", "Eagle3Draft"]
 
 
 class DraftHead(nn.Linear):
@@ -171,10 +46,10 @@ class DraftCache:
     def __init__(self) -> None:
         self.length = 0
         self._keys: Tensor | None = None  # [capacity, Hkv, D]
-        self._values: Tensor | None = None  # [capacity, Hkv, D]
+        self._values: Tensor | None = None  # [capacity, Hkv, Dv]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add `[n, Hkv, D]` and return all keys and values so far, `[length, Hkv, D]`."""
+        """Add `[n, Hkv, D]` and `[n, Hkv, Dv]`; return all keys and values so far, `[length, Hkv, ...]`."""
         end = self.length + keys.shape[0]
         self._keys, self._values = self._grown(self._keys, keys, end), self._grown(self._values, values, end)
         self._keys[self.length : end], self._values[self.length : end] = keys, values
@@ -197,20 +72,27 @@ class DraftCache:
 
 
 class Eagle3Draft(nn.Module):
-    """The draft; its state dict has the served folder's names.
+    """The draft with Llama's attention; its state dict has the served folder's names.
 
     Buffers: `d2t [Vd] int64` (target id = draft id + d2t[draft id]) and `t2d [V] bool` (target ids the draft knows).
-    `embed_tokens` is the target's embedding and is never trained.
+    `embed_tokens` is the target's embedding and is never trained. `eagle3.draft_build` picks the class for a shape.
     """
 
+    kind: ClassVar[str] = "llama"
+    layer_name: ClassVar[str] = "midlayer"  # what the one decoder layer's names begin with
     d2t: Tensor
     t2d: Tensor
 
     def __init__(self, shape: DraftShape) -> None:
         super().__init__()
+        require(shape.kind == self.kind, "draft.kind", shape.kind, f"{self.kind} for this class")
         self.shape = shape
         self.fc = nn.Linear(shape.num_aux * shape.hidden_size, shape.hidden_size, bias=False)
-        self.midlayer = DraftLayer(shape)
+        if shape.norm_before_fc:
+            self.input_norm = RMSNorm(shape.num_aux * shape.hidden_size, shape.rms_norm_eps)
+        if shape.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(shape.hidden_size, shape.rms_norm_eps) for _ in range(shape.num_aux))
+        self._add_layer(shape)
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.lm_head = DraftHead(shape.hidden_size, shape.draft_vocab_size, bias=False)
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
@@ -218,33 +100,59 @@ class Eagle3Draft(nn.Module):
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.arange(shape.vocab_size) < shape.draft_vocab_size)
         # Plain attributes, not buffers: casting the model must not round the frequencies.
-        self._inv_freq, self._rope_factor = inverse_frequencies(
-            shape.head_dim, shape.rope["rope_theta"], shape.rope["rope_scaling"], shape.max_position_embeddings
-        )
+        self._inv_freq, self._rope_factor = self._frequencies(shape)
+
+    def _add_layer(self, shape: DraftShape) -> None:
+        self.midlayer = DraftLayer(shape, DraftAttention(shape))
+
+    def _frequencies(self, shape: DraftShape) -> tuple[Tensor, float]:
+        theta, scaling = shape.rope["rope_theta"], shape.rope["rope_scaling"]
+        return inverse_frequencies(shape.rotary_dim, theta, scaling, shape.max_position_embeddings)
+
+    @property
+    def score_scale(self) -> float:
+        """Factor on the attention's scores."""
+        return self.shape.head_dim**-0.5
 
     def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """`positions [n] int64` -> cos, sin `[n, 1, D]` in `dtype`, computed in float32."""
+        """`positions [n] int64` -> cos, sin `[n, 1, D]` in `dtype` (D: the rotated width), computed in float32."""
         angle = positions.float()[:, None] * self._inv_freq.to(positions.device)  # [n, D/2]
-        angle = torch.cat((angle, angle), dim=-1)[:, None]  # [n, 1, D]
+        angle = self._over_head(angle)[:, None]  # [n, 1, D]
         return (angle.cos() * self._rope_factor).to(dtype), (angle.sin() * self._rope_factor).to(dtype)
+
+    def _over_head(self, angle: Tensor) -> Tensor:
+        """`[n, D/2] -> [n, D]`: each angle at both dimensions of its pair."""
+        return torch.cat((angle, angle), dim=-1)
 
     def fuse(self, features: Tensor) -> Tensor:
         """`features [..., A*H]`, aux states in the wiring's order -> `[..., H]`."""
+        if self.shape.norm_before_fc:
+            features = self.input_norm(features)
+        if self.shape.fc_norm:
+            states = features.chunk(self.shape.num_aux, dim=-1)  # A x [..., H]
+            features = torch.cat([norm(x) for norm, x in zip(self.fc_norm, states, strict=True)], dim=-1)
         return self.fc(features)
 
     def step(
         self, hidden: Tensor, token_ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """One pass of the layer: `hidden [n, H]`, `token_ids [n]`, `positions [n]` -> `g [n, H]` (un-normed).
+        """One pass of the layer: `hidden [n, H]`, `token_ids [n]`, `positions [n]` -> `g [n, H]`.
 
+        `g` feeds the next step as it is: un-normed, or normed with `norm_output`.
         With `rows [r]` only those ask and are returned, `[r, H]`; all `n` still serve as keys.
         """
         cos, sin = self.rope(positions, hidden.dtype)
-        return self.midlayer(self.embed_tokens(token_ids).to(hidden.dtype), hidden, cos, sin, attend, rows)
+        embeds = self.embed_tokens(token_ids).to(hidden.dtype)
+        g = self.midlayer(embeds, hidden, cos, sin, attend, rows)
+        return self.norm(g) if self.shape.norm_output else g
+
+    def head_input(self, g: Tensor) -> Tensor:
+        """What the head reads of a step's output: `g [..., H] -> [..., H]`, normed."""
+        return g if self.shape.norm_output else self.norm(g)
 
     def logits(self, g: Tensor) -> Tensor:
         """`g [..., H]` -> logits over the draft vocabulary `[..., Vd]`."""
-        return self.lm_head(self.norm(g))
+        return self.lm_head(self.head_input(g))
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft vocabulary ids -> target ids, any shape, int64."""
@@ -260,24 +168,24 @@ class Eagle3Draft(nn.Module):
             cache: grows by `n`; crop it to drop tokens that were refused.
 
         Returns:
-            `g [n, H]`, un-normed: `logits(g)` proposes, `g` feeds the next step.
+            `g [n, H]`: `logits(g)` proposes, `g` feeds the next step.
         """
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = cache.append(k, v)  # [L, Hkv, D]
-            return _causal(q, keys, values)
+            keys, values = cache.append(k, v)  # [L, Hkv, D], [L, Hkv, Dv]
+            return _causal(q, keys, values, self.score_scale)
 
         return self.step(hidden, token_ids, positions, attend)
 
 
-def _causal(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention of the last `n` of `L` tokens: `q [n, Hq, D]`, `keys`/`values [L, Hkv, D]` -> `[n, Hq, D]`."""
+def _causal(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Attention of the last `n` of `L` tokens: `q [n, Hq, D]`, `keys`, `values [L, Hkv, ...]` -> `[n, Hq, Dv]`."""
     n, total = q.shape[0], keys.shape[0]
     mask = None
     if n > 1:
         rows = torch.arange(total - n, total, device=q.device)
         mask = rows[:, None] >= torch.arange(total, device=q.device)  # [n, L]
     groups = q.shape[1] // keys.shape[1]
-    k, v = (x.repeat_interleave(groups, dim=1).transpose(0, 1)[None] for x in (keys, values))  # [1, Hq, L, D]
-    out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v, attn_mask=mask)  # [1, Hq, n, D]
+    k, v = (x.repeat_interleave(groups, dim=1).transpose(0, 1)[None] for x in (keys, values))  # [1, Hq, L, ...]
+    out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v, attn_mask=mask, scale=scale)  # [1, Hq, n, Dv]
     return out[0].transpose(0, 1)

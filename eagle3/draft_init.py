@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from eagle3.config import DraftConfig
-from eagle3.draft import DraftShape, Eagle3Draft
+from eagle3.draft import Eagle3Draft
+from eagle3.draft_build import build_draft
+from eagle3.draft_shape import DraftShape
 from eagle3.errors import ConfigError
 from eagle3.vocab import DraftVocab
 
@@ -43,7 +45,7 @@ def fresh_draft(
     _fits("target embedding", tuple(embedding.shape), wide)
     _fits("target head", tuple(head.shape), wide)
     _fits("draft vocabulary", (len(vocab.t2d), vocab.size), (shape.vocab_size, shape.draft_vocab_size))
-    draft = Eagle3Draft(shape)
+    draft = build_draft(shape)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in draft.modules():

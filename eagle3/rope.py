@@ -1,7 +1,8 @@
 """Rotary position embedding of the draft: one place for its frequencies, in float32 whatever the model's dtype.
 
-The convention is Llama's (first half / second half of a head are the pair), as in SGLang, vLLM and transformers.
-Scaled frequencies come from transformers' `ROPE_INIT_FUNCTIONS`.
+Two conventions, those of SGLang, vLLM and transformers: a Llama draft pairs the first half of a head with the second
+(`rotate`), a latent-attention draft pairs neighbours (`rotate_pairs`). Scaled frequencies come from transformers'
+`ROPE_INIT_FUNCTIONS`.
 """
 
 from __future__ import annotations
@@ -72,6 +73,76 @@ def _yarn_factors(rope_scaling: dict[str, Any]) -> dict[str, float]:
     return {} if math.isclose(total, own) else {"attention_factor": total, "attn_factor": total / own}
 
 
+def latent_scaling(rope_scaling: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The scaling entry of a latent-attention draft, every key of yarn written out, or None.
+
+    Engines take any scaling of such a draft for DeepSeek's yarn (SGLang 0.5.23 and vLLM 0.32.0, deepseek_v2.py), whose
+    defaults are not those of other readers; with every key in the file nothing is left to a default.
+
+    Raises:
+        ConfigError: another scaling than yarn, a missing key, or an option that DeepSeek's yarn lacks.
+    """
+    if not rope_scaling:
+        return None
+    kind = rope_scaling.get("rope_type", rope_scaling.get("type", "default"))
+    if kind == "default":
+        return None
+    lacking = [key for key in _REQUIRED["yarn"] if rope_scaling.get(key) is None]
+    if kind not in ("yarn", "deepseek_yarn") or lacking or rope_scaling.get("truncate") is False:
+        why = f"{kind} lacks {', '.join(lacking)}" if lacking else f"found {kind!r}"
+        raise ConfigError(
+            "rope scaling that a latent-attention draft cannot have",
+            where="rope_scaling",
+            why=f"{why}; engines compute DeepSeek's yarn there, with its bounds rounded to whole dimensions",
+            mend="copy the scaling of a target with latent attention, or set draft.kind=llama",
+        )
+    kept = {
+        "factor": float(rope_scaling["factor"]),
+        "original_max_position_embeddings": int(rope_scaling["original_max_position_embeddings"]),
+        "beta_fast": float(rope_scaling.get("beta_fast") or 32.0),
+        "beta_slow": float(rope_scaling.get("beta_slow") or 1.0),
+        "mscale": _given(rope_scaling, "mscale", 1.0),
+        "mscale_all_dim": _given(rope_scaling, "mscale_all_dim", 0.0),
+    }
+    own = _latent_factor(kept)
+    total = _given(rope_scaling, "attention_factor", own * _given(rope_scaling, "attn_factor", 1.0))
+    factors = {} if math.isclose(total, own) else {"attention_factor": total, "attn_factor": total / own}
+    return {"rope_type": "yarn", "type": "yarn", **kept, **factors}
+
+
+def latent_score_factor(rope_scaling: dict[str, Any] | None) -> float:
+    """What DeepSeek's yarn multiplies onto `head_dim ** -0.5`: `(0.1 mscale_all_dim ln(factor) + 1) ** 2`, or 1."""
+    if rope_scaling is None:
+        return 1.0
+    return _yarn_mscale(rope_scaling["factor"], rope_scaling["mscale_all_dim"]) ** 2
+
+
+def latent_frequencies(
+    rotary_dim: int, rope_theta: float, rope_scaling: dict[str, Any] | None, max_position_embeddings: int
+) -> tuple[Tensor, float]:
+    """`inverse_frequencies` of a latent-attention draft; the scaling is one that `latent_scaling` returned."""
+    if rope_scaling is None:
+        return inverse_frequencies(rotary_dim, rope_theta, None, max_position_embeddings)
+    plain = {k: v for k, v in rope_scaling.items() if not k.startswith("mscale") and k != "attn_factor"}
+    total = rope_scaling.get("attention_factor", _latent_factor(rope_scaling))
+    return inverse_frequencies(rotary_dim, rope_theta, plain | {"attention_factor": total}, max_position_embeddings)
+
+
+def _given(entry: dict[str, Any], key: str, default: float) -> float:
+    return default if entry.get(key) is None else float(entry[key])
+
+
+def _yarn_mscale(factor: float, weight: float) -> float:
+    """`0.1 weight ln(factor) + 1`, as DeepSeek's own model code has it; 1 where nothing is stretched."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _latent_factor(scaling: dict[str, Any]) -> float:
+    """DeepSeek yarn's factor on cos and sin."""
+    over, under = (_yarn_mscale(scaling["factor"], scaling[key]) for key in ("mscale", "mscale_all_dim"))
+    return over / under
+
+
 def inverse_frequencies(
     head_dim: int, rope_theta: float, rope_scaling: dict[str, Any] | None, max_position_embeddings: int
 ) -> tuple[Tensor, float]:
@@ -105,3 +176,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate heads: `x [n, heads, D]` by `cos`, `sin [n, 1, D]` of the rows' positions."""
     first, second = x.chunk(2, dim=-1)  # [n, heads, D/2] each
     return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighbouring dimensions: `x [n, heads, D]`; `cos`, `sin [n, 1, D]` hold each angle twice in a row."""
+    turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)  # [n, heads, D]
+    return x * cos + turned * sin

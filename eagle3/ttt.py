@@ -93,11 +93,11 @@ def unroll(draft: Eagle3Draft, batch: PackedBatch, steps: int, rows: Tensor | No
             which spares them the queries, the MLP and every later step: no loss ever reads those.
 
     Returns:
-        K tensors `g_k [N, H]` (`[R, H]` with `rows`), the draft's un-normed outputs. At rows whose step runs past
+        K tensors `g_k [N, H]` (`[R, H]` with `rows`), the outputs of `draft.step`. At rows whose step runs past
         the document's end the values mean nothing; `PackedBatch.supervised` is False there.
     """
     positions, last = batch.positions(), batch.rows - 1
-    keys = PrefixKeys(batch.doc_lengths, rows)
+    keys = PrefixKeys(batch.doc_lengths, rows, draft.score_scale)
     hidden, outputs = draft.fuse(batch.features), []
     hidden = draft.step(hidden, batch.token_ids, positions, keys.first, rows)
     outputs.append(hidden)

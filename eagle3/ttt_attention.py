@@ -28,41 +28,50 @@ class PrefixKeys:
     Args:
         doc_lengths: rows of each document; their sum is N.
         rows: `[R]` rows that ask, or None for all.
+        scale: factor on the scores; None = `D ** -0.5`.
     """
 
-    def __init__(self, doc_lengths: list[int], rows: Tensor | None) -> None:
-        self.doc_lengths, self.rows = doc_lengths, rows
+    def __init__(self, doc_lengths: list[int], rows: Tensor | None, scale: float | None = None) -> None:
+        self.doc_lengths, self.rows, self.scale = doc_lengths, rows, scale
         self._prefix: tuple[Tensor, Tensor] | None = None
         self._diagonals: list[Tensor] = []
 
     def first(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Step 0: `q [R, Hq, D]` over its document's causal prefix of `k`, `v [N, Hkv, D]`, which are kept."""
+        """Step 0: `q [R, Hq, D]` over its document's causal prefix of `k [N, Hkv, D]`, `v [N, Hkv, Dv]`; both kept."""
         self._prefix = (k, v)
-        return ttt_attention(q, k, v, self.doc_lengths, [], self.rows)
+        return ttt_attention(q, k, v, self.doc_lengths, [], self.rows, self.scale)
 
     def later(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Steps 1..: `k`, `v [R, Hkv, D]` are each row's own new key, added to those of earlier steps."""
+        """Steps 1..: `k [R, Hkv, D]`, `v [R, Hkv, Dv]` are each row's own new key, added to those of earlier steps."""
         assert self._prefix is not None
         self._diagonals = [*self._diagonals, k, v]
-        return ttt_attention(q, *self._prefix, self.doc_lengths, self._diagonals, self.rows)
+        return ttt_attention(q, *self._prefix, self.doc_lengths, self._diagonals, self.rows, self.scale)
 
 
 def ttt_attention(
-    q: Tensor, k0: Tensor, v0: Tensor, doc_lengths: list[int], diagonals: list[Tensor], rows: Tensor | None = None
+    q: Tensor,
+    k0: Tensor,
+    v0: Tensor,
+    doc_lengths: list[int],
+    diagonals: list[Tensor],
+    rows: Tensor | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """Attention of the asking rows over their causal prefix and their own diagonals.
 
     Args:
         q: `[R, Hq, D]` rotated queries.
-        k0, v0: `[N, Hkv, D]` rotated step-0 keys, and values, of every row; Hkv divides Hq.
+        k0: `[N, Hkv, D]` rotated step-0 keys of every row; Hkv divides Hq.
+        v0: `[N, Hkv, Dv]` their values.
         doc_lengths: rows of each document; nothing is seen across documents.
-        diagonals: `[k_1, v_1, k_2, v_2, ...]`, each `[R, Hkv, D]`: row `r` sees row `r` of them alone.
+        diagonals: `[k_1, v_1, k_2, v_2, ...]`, `[R, Hkv, D]` or `[R, Hkv, Dv]`: row `r` sees row `r` alone.
         rows: `[R]` int64, which of the N rows ask; None for all (R = N).
+        scale: factor on the scores; None = `D ** -0.5`.
 
     Returns:
-        `[R, Hq, D]`, in q's dtype; scores are scaled by `D ** -0.5`.
+        `[R, Hq, Dv]`, in q's dtype.
     """
-    return _TTTAttention.apply(q, k0, v0, doc_lengths, rows, *diagonals)
+    return _TTTAttention.apply(q, k0, v0, doc_lengths, rows, scale or 1.0 / math.sqrt(q.shape[-1]), *diagonals)
 
 
 def _spread(x: Tensor, rows: Tensor | None, total: int) -> Tensor:
@@ -82,11 +91,17 @@ def _grouped(x: Tensor, kv_heads: int) -> Tensor:
 class _TTTAttention(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, q: Tensor, k0: Tensor, v0: Tensor, doc_lengths: list[int], rows: Tensor | None, *diagonals: Tensor
+        ctx: Any,
+        q: Tensor,
+        k0: Tensor,
+        v0: Tensor,
+        doc_lengths: list[int],
+        rows: Tensor | None,
+        scale: float,
+        *diagonals: Tensor,
     ) -> Tensor:
-        scale = 1.0 / math.sqrt(q.shape[-1])
         q_all = _spread(q, rows, k0.shape[0])  # [N, Hq, D]
-        out, lse, state = prefix_forward(q_all, k0, v0, doc_lengths, scale)  # [N, Hq, D], [N, Hq]
+        out, lse, state = prefix_forward(q_all, k0, v0, doc_lengths, scale)  # [N, Hq, Dv], [N, Hq]
         if diagonals:
             out, lse_rows = _join(q, _pick(out, rows), _pick(lse, rows), diagonals, scale)  # [R, ...]
             # Rows that do not ask keep a finite lse; their zero grad_out makes their share of every gradient zero.
@@ -114,13 +129,13 @@ class _TTTAttention(torch.autograd.Function):
         )
         dq = _pick(dq, rows)
         if not diagonals:
-            return dq, dk0, dv0, None, None
+            return dq, dk0, dv0, None, None, None
         dq_own, grads = _diagonal_grads(grad_out, q, out, _pick(lse, rows), diagonals, ctx.scale)
-        return dq + dq_own.to(dq.dtype), dk0, dv0, None, None, *grads
+        return dq + dq_own.to(dq.dtype), dk0, dv0, None, None, None, *grads
 
 
 def _join(q: Tensor, out: Tensor, lse: Tensor, diagonals: tuple[Tensor, ...], scale: float) -> tuple[Tensor, Tensor]:
-    """Add the diagonals to a prefix's `out [R, Hq, D]`, `lse [R, Hq]`; both come back joined."""
+    """Add the diagonals to a prefix's `out [R, Hq, Dv]`, `lse [R, Hq]`; both come back joined."""
     kv_heads, wide = diagonals[0].shape[1], lse.dtype
     q_grouped = _grouped(q.to(wide), kv_heads)  # [R, Hkv, G, D]
     scores = [(q_grouped * k.to(wide)[:, :, None]).sum(-1).flatten(1) * scale for k in diagonals[::2]]  # J x [R, Hq]
@@ -135,7 +150,7 @@ def _join(q: Tensor, out: Tensor, lse: Tensor, diagonals: tuple[Tensor, ...], sc
 def _diagonal_grads(
     grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, diagonals: list[Tensor], scale: float
 ) -> tuple[Tensor, list[Tensor]]:
-    """The diagonals' share of dq `[R, Hq, D]` and `[dk_1, dv_1, ...]`, each `[R, Hkv, D]`."""
+    """The diagonals' share of dq `[R, Hq, D]` and `[dk_1, dv_1, ...]`, each `[R, Hkv, ...]`."""
     kv_heads, wide = diagonals[0].shape[1], lse.dtype
     q_grouped, do = _grouped(q.to(wide), kv_heads), _grouped(grad_out.to(wide), kv_heads)  # [R, Hkv, G, D]
     delta = (do * _grouped(out.to(wide), kv_heads)).sum(-1)  # [R, Hkv, G]

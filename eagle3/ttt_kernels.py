@@ -3,6 +3,9 @@
 - CPU: PyTorch's flash kernel, one call a document, any floating dtype, grouped heads natively.
 - GPU, float16 or bfloat16: FlashAttention's variable-length kernel, one call for all documents.
 - Anything else (a GPU in float32, odd head widths): plain matrix products a document and head group at a time.
+
+A flash kernel wants one width for queries, keys and values. Latent attention has two (Kimi-K2.5: 192 and 128), so the
+narrower tensors are widened with zeros for the call: zeros add nothing to a score, and what comes out of them is cut.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -19,15 +23,17 @@ def prefix_forward(q: Tensor, k: Tensor, v: Tensor, doc_lengths: list[int], scal
     """Causal attention within each document.
 
     Args:
-        q: `[N, Hq, D]`; k, v: `[N, Hkv, D]`.
+        q: `[N, Hq, D]`; k: `[N, Hkv, D]`; v: `[N, Hkv, Dv]`.
         doc_lengths: rows of each document.
         scale: factor on the scores.
 
     Returns:
-        out `[N, Hq, D]`, lse `[N, Hq]` (float32, or float64 for float64 inputs), and state for `prefix_backward`.
+        out `[N, Hq, Dv]`, lse `[N, Hq]` (float32, or float64 for float64 inputs), and state for `prefix_backward`.
     """
-    if _varlen(q):
-        return _varlen_forward(q, k, v, doc_lengths, scale)
+    if _varlen(q, v):
+        q, k, v_wide = _one_width(q, k, v)
+        out, lse, state = _varlen_forward(q, k, v_wide, doc_lengths, scale)
+        return out[..., : v.shape[-1]], lse, state
     one = _cpu_forward if q.device.type == "cpu" else _plain_forward
     parts = [
         one(_heads_first(qd), _heads_first(kd), _heads_first(vd), scale)
@@ -47,21 +53,30 @@ def prefix_backward(
     scale: float,
     state: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v for a softmax whose joined `out [N, Hq, D]` and `lse [N, Hq]` may cover further keys."""
-    if _varlen(q):
-        return _varlen_backward(grad_out, q, k, v, out, lse, scale, state)
+    """Gradients of q, k, v for a softmax whose joined `out [N, Hq, Dv]` and `lse [N, Hq]` may cover further keys."""
+    if _varlen(q, v):
+        do, q_wide, k_wide, v_wide, out = _one_width(grad_out, q, k, v, out)
+        dq, dk, dv = _varlen_backward(do, q_wide, k_wide, v_wide, out, lse, scale, state)
+        return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv[..., : v.shape[-1]]
     one = _cpu_backward if q.device.type == "cpu" else _plain_backward
     parts = []
     for do, qd, kd, vd, od, lsed in _documents(doc_lengths, grad_out, q, k, v, out, lse):
-        do, qd, kd, vd, od = (_heads_first(x) for x in (do, qd, kd, vd, od))  # [1, heads, T, D] each
+        do, qd, kd, vd, od = (_heads_first(x) for x in (do, qd, kd, vd, od))  # [1, heads, T, ...] each
         grads = one(do, qd, kd, vd, od, lsed.T[None].contiguous(), scale)
         parts.append([_rows_first(g) for g in grads])
     dq, dk, dv = (torch.cat(x) for x in zip(*parts, strict=True))
     return dq, dk, dv
 
 
-def _varlen(q: Tensor) -> bool:
-    return q.is_cuda and q.dtype in _HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+def _varlen(q: Tensor, v: Tensor) -> bool:
+    width = max(q.shape[-1], v.shape[-1])
+    return q.is_cuda and q.dtype in _HALF and width % 8 == 0 and width <= 256
+
+
+def _one_width(*tensors: Tensor) -> list[Tensor]:
+    """Each tensor `[..., any]`, widened with zeros to the widest."""
+    width = max(x.shape[-1] for x in tensors)
+    return [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]
 
 
 def _documents(doc_lengths: list[int], *tensors: Tensor) -> list[tuple[Tensor, ...]]:
@@ -79,16 +94,19 @@ def _rows_first(x: Tensor) -> Tensor:
 
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
-    return out, lse
+    wide = _one_width(q, k, v)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, 0.0, True, scale=scale)
+    return out[..., : v.shape[-1]], lse
 
 
 def _cpu_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        do, q, k, v, out, lse, 0.0, True, scale=scale
+    do, q_wide, k_wide, v_wide, out = _one_width(do, q, k, v, out)
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        do, q_wide, k_wide, v_wide, out, lse, 0.0, True, scale=scale
     )
+    return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv[..., : v.shape[-1]]
 
 
 def _plain_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:

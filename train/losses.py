@@ -130,7 +130,8 @@ def ttt_loss(
     supervised = supervised[rows]  # [R, K]
     outputs = torch.stack(unroll(draft, batch, steps, rows))  # [K, R, H]
     blocks = _Blocks(batch.teacher, rows, supervised, teacher, None if draft.shape.full_vocab else draft, chunk)
-    loss, sums = draft.lm_head(draft.norm(outputs), lambda h, weight: _ChunkedCE.apply(h, weight, weights, blocks))
+    normed = draft.head_input(outputs)  # [K, R, H]
+    loss, sums = draft.lm_head(normed, lambda h, weight: _ChunkedCE.apply(h, weight, weights, blocks))
     correct = blocks.correct & supervised  # [R, K]
     so_far = correct.long().cumprod(1)  # [R, K] steps 0..k all supervised and right
     before = torch.cat((torch.ones_like(so_far[:, :1]), so_far[:, :-1]), dim=1)

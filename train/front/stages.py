@@ -16,7 +16,9 @@ from data_prep.prepare import count_supervised, load_prepared, prepare
 from data_prep.store import Store, StoreManifest
 from eagle3.atomic import read_json, sha256_file
 from eagle3.checkpoint import load_state, save_served
-from eagle3.draft import DraftShape, Eagle3Draft
+from eagle3.draft import Eagle3Draft
+from eagle3.draft_build import build_draft
+from eagle3.draft_shape import DraftShape
 from eagle3.errors import IntegrityError, RedraftError
 from eagle3.target_identity import TargetIdentity
 from eagle3.vocab import build_draft_vocab, load_vocab, save_vocab, vocab_from_maps, vocab_key
@@ -226,7 +228,7 @@ def export_stage(run: Run) -> dict[str, Any]:
     if not skip(record) or not run.served.exists():
         record.begin()
         shape: DraftShape = target_shape(run.config, run.weights)
-        draft = Eagle3Draft(shape)
+        draft = build_draft(shape)
         with torch.no_grad():
             draft.embed_tokens.weight.copy_(run.weights.embedding())
         load_state(draft, load_file(weights), str(weights))
