@@ -47,11 +47,20 @@ class WiringConfig:
 class DraftConfig:
     """Shape of the EAGLE-3 draft; zeros mean "as the target has it"."""
 
+    kind: str = "llama"  # "llama": grouped heads; "mla": latent attention as DeepSeek targets have, a small cache
     vocab_size: int = 32000  # draft vocabulary; equal to the target's = no d2t
     intermediate_size: int = 0
     num_attention_heads: int = 0
-    num_key_value_heads: int = 0
+    num_key_value_heads: int = 0  # this and the next: unread with kind "mla", whose heads have two parts
     head_dim: int = 0
+    q_lora_rank: int = 0  # this and the next four: kind "mla" only
+    kv_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    fc_norm: bool = False  # EAGLE 3.1: each aux state has a norm of its own before fc
+    norm_before_fc: bool = False  # one norm over the joined aux states before fc; "llama" only
+    norm_output: bool = False  # EAGLE 3.1: what feeds the next step is normed
     init_lm_head: str = "target"  # "target": start the draft head from the target's rows; "random"
     init_norm_scale: float = 1.0  # factor on the copied norm; below 1, the first guesses are less sure
     init_fc: str = "random"  # "random", or "last": the draft starts by passing the last aux site's state through
@@ -60,10 +69,16 @@ class DraftConfig:
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
         require(self.vocab_size > 0, "draft.vocab_size", self.vocab_size, "a positive integer")
+        require(self.kind in ("llama", "mla"), "draft.kind", self.kind, "llama or mla")
+        mla = self.kind == "mla"
+        latent = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        for name in () if mla else latent:
+            require(getattr(self, name) == 0, f"draft.{name}", getattr(self, name), "0 with draft.kind=llama")
+        require(not (mla and self.norm_before_fc), "draft.norm_before_fc", True, "false with draft.kind=mla")
         require(self.init_lm_head in ("target", "random"), "draft.init_lm_head", self.init_lm_head, "target or random")
         require(self.init_fc in ("last", "random"), "draft.init_fc", self.init_fc, "last or random")
         require(self.init_norm_scale > 0, "draft.init_norm_scale", self.init_norm_scale, "a positive number")
-        for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
+        for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", *latent):
             require(getattr(self, name) >= 0, f"draft.{name}", getattr(self, name), "0 or a positive integer")
 
 
