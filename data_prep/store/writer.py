@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,17 +16,68 @@ from data_prep.store.manifest import StoreManifest
 from data_prep.store.seal import break_seal, write_seal
 from data_prep.store.shard import Entry, Shard, write_shard
 from eagle3.errors import DataError, RedraftError
+from eagle3.place import Place, create
 
 SHARD_NAME = re.compile(r"shard-(?P<worker>.+)-(?P<number>\d{5,})\.json")
 
 
-def find_shards(store: Path) -> list[Shard]:
+def find_shards(store: Place) -> list[Shard]:
     """Read the sidecars of all finished shards, by name.
 
     Raises:
         IntegrityError: a sidecar is not readable.
     """
-    return [Shard.read(path) for path in sorted(store.glob("shard-*.json")) if SHARD_NAME.fullmatch(path.name)]
+    return [Shard.read(path) for path in sorted(store.glob("shard-*.json"))]
+
+
+def check_sample(sample: CapturedSample, manifest: StoreManifest, twice: bool = False) -> None:
+    """Refuse a sample that does not hold what the manifest says; `twice`: its id was added before.
+
+    Raises:
+        DataError: naming the record and what is wrong with it.
+    """
+    problem = ""
+    shape = (sample.tokens, manifest.wiring.hidden_size)
+    names = [*(site.name for site in manifest.wiring.stored_sites), "final"]
+    states = {**sample.sites, "final": sample.final}
+    if twice:
+        problem = "a record of this id is in the store already"
+    elif sorted(states) != sorted(names):
+        problem = f"it holds {', '.join(states)}; the store holds {', '.join(names)}"
+    elif sample.teacher != manifest.wiring.teacher:
+        problem = f"its teacher is {sample.teacher}; the store's is {manifest.wiring.teacher}"
+    elif sample.loss_mask.shape != sample.input_ids.shape:
+        problem = f"mask of shape {tuple(sample.loss_mask.shape)} for {sample.tokens} tokens"
+    for name, state in states.items():
+        if tuple(state.shape) != shape or state.dtype != getattr(torch, manifest.dtype):
+            problem = problem or f"{name} is {tuple(state.shape)} {state.dtype}; expected {shape} {manifest.dtype}"
+    if problem:
+        raise DataError(
+            "a sample does not fit the store",
+            where=f"record {sample.record_id}",
+            why=problem,
+            mend="capture with the store's wiring and dtype, each record once",
+        )
+
+
+def cannot_write(store: Place, err: OSError) -> RedraftError:
+    """The line for a full disk or a folder that cannot be written."""
+    return RedraftError(
+        "cannot write the store",
+        where=str(err.filename or store),
+        why=err.strerror or str(err),
+        mend="free or add disk space (or correct store's folder) and run again: finished shards are kept",
+    )
+
+
+def join_store(store: Place, manifest: StoreManifest) -> None:
+    """Make the store, or join it: the first of any number of writers makes its manifest, the others compare theirs.
+
+    Raises:
+        WiringError, RedraftError: the store exists with another identity.
+    """
+    create(store / "manifest.json", json.dumps(manifest.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    manifest.check_same(StoreManifest.read(store), where=str(store))
 
 
 class StoreWriter:
@@ -56,7 +108,7 @@ class StoreWriter:
         self._pending: Future[Shard] | None = None
         self._lock = self._take_lock()
         try:
-            self._join_store()
+            join_store(self.path, manifest)
             self._remove_leftovers()
             shards = find_shards(self.path)
             for shard in shards:
@@ -80,17 +132,7 @@ class StoreWriter:
                 mend="wait for it to end, stop it, or give this one another worker name",
             ) from None
         except OSError as err:
-            raise self._cannot_write(err) from err
-
-    def _join_store(self) -> None:
-        with waiting_lock(self.path / "locks" / "store"):
-            for tmp in self.path.glob(".*.json.*.tmp"):
-                if tmp.name.startswith((".manifest.json.", ".complete.json.")):  # only ever written under this lock
-                    tmp.unlink(missing_ok=True)
-            if (self.path / "manifest.json").exists():
-                self.manifest.check_same(StoreManifest.read(self.path), where=str(self.path))
-            else:
-                self.manifest.write(self.path)
+            raise cannot_write(self.path, err) from err
 
     def _remove_leftovers(self) -> None:
         """Unfinished shards of a dead process of this name; holding the lock proves that it is dead."""
@@ -122,37 +164,12 @@ class StoreWriter:
             DataError: the sample does not hold what the manifest says, or its id was added before.
             RedraftError: an earlier shard could not be written.
         """
-        self._check(sample)
+        check_sample(sample, self.manifest, twice=sample.record_id in self._ids)
         self._ids.add(sample.record_id)
         self._buffer.append(sample)
         self._buffered += sample.tokens
         if self._buffered >= self.shard_tokens:
             self._submit()
-
-    def _check(self, sample: CapturedSample) -> None:
-        problem = ""
-        shape = (sample.tokens, self.manifest.wiring.hidden_size)
-        states = {**sample.sites, "final": sample.final}
-        if sample.record_id in self._ids:
-            problem = "a record of this id is in the store already"
-        elif sorted(states) != sorted([*self.sites, "final"]):
-            problem = f"it holds {', '.join(states)}; the store holds {', '.join([*self.sites, 'final'])}"
-        elif sample.teacher != self.manifest.wiring.teacher:
-            problem = f"its teacher is {sample.teacher}; the store's is {self.manifest.wiring.teacher}"
-        elif sample.loss_mask.shape != sample.input_ids.shape:
-            problem = f"mask of shape {tuple(sample.loss_mask.shape)} for {sample.tokens} tokens"
-        for name, state in states.items():
-            if tuple(state.shape) != shape or state.dtype != getattr(torch, self.manifest.dtype):
-                problem = problem or (
-                    f"{name} is {tuple(state.shape)} {state.dtype}; expected {shape} {self.manifest.dtype}"
-                )
-        if problem:
-            raise DataError(
-                "a sample does not fit the store",
-                where=f"record {sample.record_id}",
-                why=problem,
-                mend="capture with the store's wiring and dtype, each record once",
-            )
 
     def flush(self) -> None:
         """Write what is buffered as a shard and wait until it is on disk.
@@ -181,15 +198,7 @@ class StoreWriter:
             break_seal(self.path)
             return write_shard(path, samples, self.sites, self.manifest.dtype)
         except OSError as err:
-            raise self._cannot_write(err) from err
-
-    def _cannot_write(self, err: OSError) -> RedraftError:
-        return RedraftError(
-            "cannot write the store",
-            where=str(err.filename or self.path),
-            why=err.strerror or str(err),
-            mend="free or add disk space (or correct store's folder) and run again: finished shards are kept",
-        )
+            raise cannot_write(self.path, err) from err
 
     def finalize(self, expected: Collection[str] | None = None) -> bool:
         """Flush, and seal the store if it holds every `expected` record (None: whatever it holds).
