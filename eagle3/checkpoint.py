@@ -22,14 +22,13 @@ from eagle3.atomic import fsync_dir, read_json, write_json
 from eagle3.conventions import CONVENTIONS, convention
 from eagle3.draft import Eagle3Draft
 from eagle3.draft_build import build_draft
-from eagle3.draft_kinds import refuse_other_kinds
-from eagle3.draft_shape import DraftShape
+from eagle3.draft_kinds import check_engine, kind_config, kind_of, norms_of, refuse_other_kinds
+from eagle3.draft_shape import LATENT_SIZES, DraftShape
 from eagle3.errors import ConfigError, IntegrityError, WiringError
 from eagle3.vocab import DraftVocab, maps_key, vocab_from_maps
 from eagle3.wiring import Wiring
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-ARCHITECTURE = "LlamaForCausalLMEagle3"
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _EMBEDDING = "embed_tokens.weight"
 _MEND = "export the draft again, or use a folder that was downloaded whole"
@@ -65,11 +64,13 @@ def save_served(
 
     Raises:
         WiringError: that engine cannot feed this wiring, or the draft's width is not the wiring's.
+        ConfigError: that engine build cannot compute this kind of draft.
         IntegrityError: a weight is not finite in `dtype`, `vocab` is not the draft's own, or what was written does not
             read back.
     """
     _check_width(draft.shape, wiring, str(folder))
     _check_own(draft, vocab, str(folder))
+    check_engine(draft.shape, convention_name, str(folder))
     config = served_config(draft.shape, wiring, target, convention_name, vocab, dtype, extra)
     tensors = _served_tensors(draft, dtype, with_embedding)
     _check_finite(tensors, str(folder))
@@ -97,13 +98,11 @@ def served_config(
     ids = convention(convention_name).render(wiring)
     everyone = _ids_of_everyone(wiring)
     config = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
+        **kind_config(shape),
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_attention_heads": shape.num_attention_heads,
         "num_key_value_heads": shape.num_key_value_heads,
-        "head_dim": shape.head_dim,
         "num_hidden_layers": 1,
         "vocab_size": shape.vocab_size,
         "draft_vocab_size": shape.draft_vocab_size,
@@ -317,9 +316,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _shape(config: dict[str, Any], tensors: dict[str, Tensor], where: str) -> DraftShape:
     """Sizes from `config.json`; what older folders leave out is taken from the tensors."""
-    if config.get("architectures") != [ARCHITECTURE]:
-        why = f"architectures is {config.get('architectures')}, expected ['{ARCHITECTURE}']"
-        raise IntegrityError("not a Llama EAGLE-3 draft", where=where, why=why, mend="choose another folder")
+    kind = kind_of(config, where)
     refuse_other_kinds(config, where)
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -328,17 +325,30 @@ def _shape(config: dict[str, Any], tensors: dict[str, Tensor], where: str) -> Dr
             hidden_size=hidden,
             intermediate_size=config["intermediate_size"],
             num_attention_heads=heads,
-            num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
+            **_attention_sizes(config, kind),
             vocab_size=config["vocab_size"],
             draft_vocab_size=config.get("draft_vocab_size") or config["vocab_size"],
             num_aux=config.get("num_aux_hidden_states") or fused // hidden or 3,
             rms_norm_eps=config["rms_norm_eps"],
             rope=_rope(config),
             max_position_embeddings=config["max_position_embeddings"],
+            kind=kind,
+            **norms_of(config),
         )
     except KeyError as err:
         raise IntegrityError("incomplete config.json", where=where, why=f"no {err.args[0]}", mend=_MEND) from None
+
+
+def _attention_sizes(config: dict[str, Any], kind: str) -> dict[str, int]:
+    heads = config["num_attention_heads"]
+    if kind == "mla":
+        sizes = {name: int(config[name] or 0) for name in LATENT_SIZES}
+        whole = sizes["qk_nope_head_dim"] + sizes["qk_rope_head_dim"]
+        return {**sizes, "num_key_value_heads": heads, "head_dim": whole}
+    return {
+        "num_key_value_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+    }
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
