@@ -178,7 +178,7 @@ def _records(source: str, split: str) -> Iterator[tuple[str, int, dict]]:
     if path.is_dir():
         files = sorted(f for f in path.iterdir() if f.suffix in FILE_SUFFIXES)
         if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
-            rows: Iterator[tuple[str, int, Any]] = _dataset_rows(_saved_dataset(path, split), source)
+            rows: Iterator[tuple[str, int, Any]] = _dataset_rows(saved_dataset(path, split), source)
         elif files:
             rows = (row for file in files for row in _file_rows(file))
         else:
@@ -191,7 +191,7 @@ def _records(source: str, split: str) -> Iterator[tuple[str, int, dict]]:
     elif path.suffix in (*FILE_SUFFIXES, ".gz", ".parquet") or source.startswith((".", "/", "~")):
         raise DataError("source file not found", where=source, mend="check data.sources")
     else:
-        rows = _dataset_rows(_named_dataset(source, split), source)
+        rows = _dataset_rows(named_dataset(source, split), source)
     for count, (where, number, record) in enumerate(rows, start=1):
         if not isinstance(record, dict):
             raise DataError("record is not an object", where=where, why=f"found {type(record).__name__}")
@@ -237,7 +237,8 @@ def _dataset_rows(rows: Any, source: str) -> Iterator[tuple[str, int, Any]]:
         yield f"{source}, record {number}", number, record
 
 
-def _saved_dataset(path: Path, split: str) -> Any:
+def saved_dataset(path: Path, split: str) -> Any:
+    """One split of a folder that `save_to_disk` wrote. Raises DataError when it cannot be read."""
     import datasets
 
     try:
@@ -247,7 +248,8 @@ def _saved_dataset(path: Path, split: str) -> Any:
     return _one_split(saved, split, str(path))
 
 
-def _named_dataset(source: str, split: str) -> Any:
+def named_dataset(source: str, split: str) -> Any:
+    """One split of `name` or `name:config`, by `load_dataset`. Raises DataError when it cannot be had."""
     import datasets
 
     name, _, config = source.partition(":")

@@ -11,6 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data_prep.config import CaptureConfig, DataConfig, StoreConfig
+from data_prep.regenerate.config import RegenerateConfig
+from data_prep.select.config import SelectConfig
 from eagle3.config import DraftConfig, ExportConfig, TargetConfig, WiringConfig, require
 from eagle3.conventions import convention
 from eagle3.errors import ConfigError, WiringError
@@ -19,13 +21,15 @@ from eval.config import EvalConfig
 from train.config import TrackConfig, TrainConfig
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
-STAGES = ("plan", "prepare", "extract", "train", "export", "eval")
+STAGES = ("plan", "select", "regenerate", "prepare", "extract", "train", "export", "eval")
 
 
 @dataclass
 class PathsConfig:
     """Artifacts that several runs may share."""
 
+    selected: str = "???"  # conversations to be answered
+    answers: str = "???"  # the target's own answers to them
     prepared: str = "???"  # tokens and loss masks
     store: str = "???"  # hidden states
 
@@ -41,6 +45,8 @@ class RedraftConfig:
     paths: PathsConfig = field(default_factory=PathsConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
     wiring: WiringConfig = field(default_factory=WiringConfig)
+    select: SelectConfig = field(default_factory=SelectConfig)
+    regenerate: RegenerateConfig = field(default_factory=RegenerateConfig)
     data: DataConfig = field(default_factory=DataConfig)
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -61,6 +67,8 @@ class RedraftConfig:
         require(bool(self.stages), "stages", self.stages, "at least one of " + " ".join(STAGES))
         parts = (
             self.target,
+            self.select,
+            self.regenerate,
             self.data,
             self.capture,
             self.store,
