@@ -1,0 +1,154 @@
+"""Finished answers on disk while the rest is being written: one JSON line each, behind a line of settings.
+
+Every line is handed to the operating system at once, so that a killed process loses nothing it had finished; it is
+forced to the disk after `SYNC_RECORDS` lines or `SYNC_S` seconds, so that a power cut loses no more than these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from eagle3.atomic import fsync_dir
+from eagle3.errors import ConfigError, IntegrityError
+
+SYNC_RECORDS = 32
+SYNC_S = 5.0
+FORMAT = "redraft answers 1"
+
+
+class PartFile:
+    """Opens the file of an earlier run, or starts one.
+
+    A torn end is cut off: everything from the first line on that is no whole record.
+
+    Args:
+        path: of the file.
+        settings: all that bears on the answers, JSON-able; kept in the first line.
+
+    Raises:
+        ConfigError: the file was begun with other settings.
+        IntegrityError: its first line cannot be read.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path = path
+        self._places: dict[str, tuple[int, int]] = {}  # id -> (offset, length)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._file = os.fdopen(fd, "r+b")
+        try:
+            end = self._index(settings)
+        except BaseException:
+            self._file.close()
+            raise
+        self._file.truncate(end)
+        self._file.seek(end)
+        self._end, self._unsynced, self._synced = end, 0, time.monotonic()
+        if not end:
+            self._write(json_line({"format": FORMAT, "settings": settings}))
+            self.sync()
+            fsync_dir(path.parent)
+
+    def __contains__(self, record_id: str) -> bool:
+        return record_id in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def _index(self, settings: dict[str, Any]) -> int:
+        """Find the whole records; returns where they end."""
+        head = self._file.readline()
+        if not head.endswith(b"\n"):
+            return 0  # killed while it was being begun
+        check_settings(_settings(head, self.path), settings, self.path)
+        end = len(head)
+        for line in self._file:
+            record_id = _record_id(line)
+            if record_id is None:
+                break
+            self._places.setdefault(record_id, (end, len(line)))
+            end += len(line)
+        return end
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Keep one finished record; it must have an `id` that is not there yet."""
+        line = json_line(record)
+        assert record["id"] not in self._places
+        self._places[record["id"]] = (self._end, len(line))
+        self._write(line)
+        self._unsynced += 1
+        if self._unsynced >= SYNC_RECORDS or time.monotonic() - self._synced >= SYNC_S:
+            self.sync()
+
+    def _write(self, line: bytes) -> None:
+        self._file.write(line)
+        self._file.flush()
+        self._end += len(line)
+
+    def sync(self) -> None:
+        """Force everything to the disk."""
+        os.fsync(self._file.fileno())
+        self._unsynced, self._synced = 0, time.monotonic()
+
+    def line(self, record_id: str) -> bytes:
+        """The line of a finished record."""
+        offset, length = self._places[record_id]
+        return os.pread(self._file.fileno(), length, offset)
+
+    def close(self) -> None:
+        """Force everything to the disk and let go of the file; more than once does no harm."""
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+
+def check_settings(found: Any, wanted: dict[str, Any], where: Path) -> None:
+    """Refuse answers that were made otherwise.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    found = found if isinstance(found, dict) else {}
+    differing = [k for k in sorted({*found, *wanted}) if found.get(k) != wanted.get(k)]
+    if differing:
+        shown = "; ".join(f"{k} was {found.get(k)!r}, now {wanted.get(k)!r}" for k in differing[:4])
+        raise ConfigError(
+            "answers made with other settings are here",
+            where=str(where),
+            why=shown,
+            mend="set these back to go on with them, delete that folder to begin anew, or choose another one",
+        )
+
+
+def json_line(record: dict[str, Any]) -> bytes:
+    """One line of UTF-8 JSON; half of a surrogate pair, which no UTF-8 can hold, becomes U+FFFD."""
+    text = json.dumps(record, ensure_ascii=False) + "\n"
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode("utf-8")
+
+
+def _settings(head: bytes, path: Path) -> Any:
+    try:
+        first = json.loads(head)
+        if first["format"] == FORMAT:
+            return first["settings"]
+        why = f"its format is {first['format']!r}"
+    except (ValueError, KeyError, TypeError) as err:
+        why = f"its first line cannot be read ({type(err).__name__})"
+    raise IntegrityError("not a file of unfinished answers", where=str(path), why=why, mend="move or delete it")
+
+
+def _record_id(line: bytes) -> str | None:
+    """The id of a whole record; None for a torn or foreign line."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record.get("id") if isinstance(record, dict) and isinstance(record.get("id"), str) else None
