@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from data_prep.select.quotas import Quota, apportion
 
 ROUNDS = 300

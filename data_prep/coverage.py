@@ -1,0 +1,194 @@
+"""How much of each domain's and language's text a draft vocabulary covers.
+
+A draft can only propose tokens of its vocabulary. One that was counted on mostly English text covers English well and
+says so in one figure, while the answers in another language fall out of it. So the figure is taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from eagle3.atomic import write_json
+from eagle3.errors import DataError
+from eagle3.vocab import DraftVocab
+
+LABELS = ("domain", "language")
+UNLABELLED = "(none)"
+SHARES = (0.95, 0.98, 0.99, 0.995)
+NAMED_TOKENS = 20  # most frequent uncovered tokens that the report names in each group
+LISTED_IDS = 2000  # uncovered token ids that the report lists over all groups
+
+
+@dataclass
+class LabelledCounts:
+    """Supervised tokens by label.
+
+    Args:
+        total: [V] int64, how often each token is to be predicted.
+        groups: kind ("domain", "language") -> label -> [V] int64.
+        records: kind -> label -> conversations.
+    """
+
+    total: np.ndarray
+    groups: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    records: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+def count_by_label(dataset: Any, vocab_size: int) -> LabelledCounts:
+    """Count what the loss supervises in a prepared set, in all and by its columns `domain` and `language`.
+
+    Args:
+        dataset: rows with `input_ids` and `loss_mask`; columns for labels may be missing, and so may single labels.
+        vocab_size: the target's V.
+
+    Raises:
+        DataError: a token id lies outside the target's vocabulary.
+    """
+    kinds = [kind for kind in LABELS if kind in dataset.column_names]
+    counts = LabelledCounts(
+        np.zeros(vocab_size, dtype=np.int64), {kind: {} for kind in kinds}, {kind: {} for kind in kinds}
+    )
+    for row, learnt in _supervised(dataset, kinds, vocab_size):
+        own = np.bincount(learnt, minlength=0)
+        counts.total[: len(own)] += own
+        for kind in kinds:
+            label = row[kind] or UNLABELLED
+            group = counts.groups[kind].setdefault(label, np.zeros(vocab_size, dtype=np.int64))
+            group[: len(own)] += own
+            counts.records[kind][label] = counts.records[kind].get(label, 0) + 1
+    return counts
+
+
+def _supervised(dataset: Any, kinds: list[str], vocab_size: int) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """(row, ids to be predicted): the masked-in positions from 2 on, as `data_prep.prepare.count_supervised` has them."""
+    columns = ["input_ids", "loss_mask", *kinds]
+    for row in dataset.select_columns(columns).with_format("numpy"):
+        ids = np.asarray(row["input_ids"])
+        if len(ids) and int(ids.max()) >= vocab_size:
+            raise DataError(
+                "token id outside the vocabulary",
+                where="prepared data",
+                why=f"id {int(ids.max())}, the target has {vocab_size} tokens",
+                mend="use the target's own tokenizer",
+            )
+        yield row, ids[2:][np.asarray(row["loss_mask"])[2:].astype(bool)]
+
+
+def coverage_report(
+    dataset: Any, vocab: DraftVocab, out: Path, *, min_coverage: float = 0.95, tokenizer: Any = None
+) -> dict[str, Any]:
+    """Measure a draft vocabulary on a prepared set, and write the report to the JSON file `out`.
+
+    Args:
+        dataset: prepared rows; the training split, or the validation split for text the vocabulary was not counted on.
+        vocab: the draft vocabulary.
+        out: file to write.
+        min_coverage: groups below it are named under `warnings`.
+        tokenizer: to show the tokens that are not covered as text; None = ids alone.
+
+    Returns:
+        `all`, and under `domain` and `language` one entry a label, each: records, tokens, unique (distinct tokens),
+        coverage (share of tokens that the draft can propose), uncovered_tokens, uncovered_unique, most_uncovered,
+        and for 95 to 99.5 % `vocab_needed` (size of a vocabulary by frequency over *all* tokens, which is how one is
+        built, that covers that share of this group; None where no size does) and `vocab_of_its_own` (size if only this
+        group counted). `never_covered`: ids that the set supervises and the vocabulary lacks, most frequent first.
+    """
+    counts = count_by_label(dataset, len(vocab.t2d))
+    covered = vocab.t2d.numpy()
+    order = np.argsort(-counts.total, kind="stable")  # the order in which build_draft_vocab takes tokens
+    whole = _group(counts.total, covered, order, len(dataset), tokenizer)
+    report: dict[str, Any] = {"vocab_size": vocab.size, "target_vocab_size": len(covered), "min_coverage": min_coverage}
+    report["all"] = whole
+    for kind, groups in counts.groups.items():
+        report[kind] = {
+            label: _group(groups[label], covered, order, counts.records[kind][label], tokenizer)
+            for label in sorted(groups)
+        }
+    missing = np.flatnonzero((counts.total > 0) & ~covered)
+    report["never_covered"] = missing[np.argsort(-counts.total[missing], kind="stable")][:LISTED_IDS].tolist()
+    report["warnings"] = coverage_warnings(report)
+    write_json(out, report)
+    return report
+
+
+def coverage_warnings(report: dict[str, Any]) -> list[str]:
+    """One line for each domain and language that the vocabulary covers less than the report's bound."""
+    bound = report["min_coverage"]
+    lines = []
+    for kind in LABELS:
+        for label, one in report.get(kind, {}).items():
+            if one["tokens"] and one["coverage"] < bound:
+                need = _size_for(one, bound)
+                mend = f"draft.vocab_size={need} would" if need else "only a larger share of it in the data would"
+                lines.append(
+                    f"the draft vocabulary of {report['vocab_size']:,} covers {one['coverage']:.1%} of {kind} {label}, "
+                    f"below {bound:.1%}; {mend}"
+                )
+    return lines
+
+
+def _size_for(one: dict[str, Any], bound: float) -> int | None:
+    """The measured size that reaches the bound, from the next larger share of SHARES."""
+    share = next((share for share in SHARES if share >= bound), SHARES[-1])
+    return one["vocab_needed"][_percent(share)]
+
+
+def _group(counts: np.ndarray, covered: np.ndarray, order: np.ndarray, records: int, tokenizer: Any) -> dict[str, Any]:
+    tokens = int(counts.sum())
+    inside = int(counts[covered].sum())
+    missing = np.flatnonzero((counts > 0) & ~covered)
+    worst = missing[np.argsort(-counts[missing], kind="stable")][:NAMED_TOKENS]
+    return {
+        "records": records,
+        "tokens": tokens,
+        "unique": int((counts > 0).sum()),
+        "coverage": inside / tokens if tokens else 1.0,
+        "uncovered_tokens": tokens - inside,
+        "uncovered_unique": len(missing),
+        "vocab_needed": _sizes(counts[order], tokens),
+        "vocab_of_its_own": _sizes(-np.sort(-counts), tokens),
+        "most_uncovered": [
+            {"id": int(i), "count": int(counts[i]), "text": tokenizer.decode([int(i)]) if tokenizer else None}
+            for i in worst
+        ],
+    }
+
+
+def _sizes(ranked: np.ndarray, tokens: int) -> dict[str, int | None]:
+    """How many of the first entries of `ranked` [V] make up each share of `tokens`."""
+    running = np.cumsum(ranked)
+    sizes: dict[str, int | None] = {}
+    for share in SHARES:
+        place = int(np.searchsorted(running, share * tokens - 1e-6)) + 1 if tokens else 0
+        sizes[_percent(share)] = place if place <= len(ranked) else None
+    return sizes
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g}%"
+
+
+def coverage_table(report: dict[str, Any]) -> Table:
+    """The report for a terminal: a line a group."""
+    size, whole = report["vocab_size"], report["target_vocab_size"]
+    table = Table(title=f"draft vocabulary: {size:,} of {whole:,} tokens", title_justify="left", show_edge=False)
+    table.box = box.SIMPLE_HEAD
+    table.add_column("", no_wrap=True)
+    for heading in ("tokens", "unique", "covered", *(f"size for {_percent(share)}" for share in SHARES)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    groups = [("all", report["all"])]
+    groups += [(f"{kind} {label}", one) for kind in LABELS for label, one in report.get(kind, {}).items()]
+    for name, one in groups:
+        low = one["tokens"] and one["coverage"] < report["min_coverage"]
+        sizes = ("-" if value is None else f"{value:,}" for value in one["vocab_needed"].values())
+        cells = (f"{one['tokens']:,}", f"{one['unique']:,}", f"{one['coverage']:.2%}", *sizes)
+        table.add_row(escape(name), *cells, style="yellow" if low else None)
+    return table
