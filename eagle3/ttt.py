@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from eagle3.draft import Eagle3Draft
 from eagle3.errors import DataError
-from eagle3.ttt_attention import PrefixKeys
+from eagle3.ttt_attention import ttt_attention
 
 
 @dataclass
@@ -82,7 +83,9 @@ class PackedBatch:
         )
 
 
-def unroll(draft: Eagle3Draft, batch: PackedBatch, steps: int, rows: Tensor | None = None) -> list[Tensor]:
+def unroll(
+    draft: Eagle3Draft, batch: PackedBatch, steps: int, rows: Tensor | None = None, recompute: bool = False
+) -> list[Tensor]:
     """Run the draft `steps` times on its own outputs.
 
     Args:
@@ -91,19 +94,49 @@ def unroll(draft: Eagle3Draft, batch: PackedBatch, steps: int, rows: Tensor | No
         steps: K >= 1.
         rows: `[R]` int64 ascending row numbers to unroll (all when None). Rows outside serve as step-0 keys only,
             which spares them the queries, the MLP and every later step: no loss ever reads those.
+        recompute: keep of each step only its output and its keys and values, and compute the rest again in backward
+            (activation checkpointing): about one forward pass more, and one step's activations instead of K.
 
     Returns:
         K tensors `g_k [N, H]` (`[R, H]` with `rows`), the outputs of `draft.step`. At rows whose step runs past
         the document's end the values mean nothing; `PackedBatch.supervised` is False there.
     """
     positions, last = batch.positions(), batch.rows - 1
-    keys = PrefixKeys(batch.doc_lengths, rows, draft.score_scale)
-    hidden, outputs = draft.fuse(batch.features), []
-    hidden = draft.step(hidden, batch.token_ids, positions, keys.first, rows)
-    outputs.append(hidden)
     here = torch.arange(batch.rows, device=positions.device) if rows is None else rows  # [R]
-    for k in range(1, steps):
-        tokens = batch.token_ids[(here + k).clamp(max=last)]  # [R]
-        hidden = draft.step(hidden, tokens, positions[here] + k, keys.later)
+    hidden, outputs = draft.fuse(batch.features), []
+    keys: tuple[Tensor, ...] = ()
+    for k in range(steps):
+        tokens = batch.token_ids[(here + k).clamp(max=last)] if k else batch.token_ids  # [R], step 0: [N]
+        places = positions[here] + k if k else positions
+        call = (draft, batch.doc_lengths, rows, hidden, tokens, places, *keys)
+        if recompute:
+            hidden, *own = checkpoint(_one_step, *call, use_reentrant=False, preserve_rng_state=False)
+        else:
+            hidden, *own = _one_step(*call)
+        keys = (*keys, *own)
         outputs.append(hidden)
     return outputs
+
+
+def _one_step(
+    draft: Eagle3Draft,
+    doc_lengths: list[int],
+    rows: Tensor | None,
+    hidden: Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
+    *keys: Tensor,
+) -> tuple[Tensor, ...]:
+    """One step, a function of its arguments alone: `keys` are those of the steps before, `k_0, v_0, k_1, v_1, ...`.
+
+    Returns:
+        its output `g [R, H]`, and its own keys and values (of all N rows at step 0, of the R asking ones later).
+    """
+    own: list[Tensor] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        own.extend((k, v))
+        k0, v0, *diagonals = (*keys, k, v)
+        return ttt_attention(q, k0, v0, doc_lengths, diagonals, rows, draft.score_scale)
+
+    return draft.step(hidden, token_ids, positions, attend, None if keys else rows), *own

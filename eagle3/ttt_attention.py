@@ -22,32 +22,6 @@ from torch import Tensor
 from eagle3.ttt_kernels import prefix_backward, prefix_forward
 
 
-class PrefixKeys:
-    """The keys that a batch's unrolled rows may see; its methods are the `attend` of each step.
-
-    Args:
-        doc_lengths: rows of each document; their sum is N.
-        rows: `[R]` rows that ask, or None for all.
-        scale: factor on the scores; None = `D ** -0.5`.
-    """
-
-    def __init__(self, doc_lengths: list[int], rows: Tensor | None, scale: float | None = None) -> None:
-        self.doc_lengths, self.rows, self.scale = doc_lengths, rows, scale
-        self._prefix: tuple[Tensor, Tensor] | None = None
-        self._diagonals: list[Tensor] = []
-
-    def first(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Step 0: `q [R, Hq, D]` over its document's causal prefix of `k [N, Hkv, D]`, `v [N, Hkv, Dv]`; both kept."""
-        self._prefix = (k, v)
-        return ttt_attention(q, k, v, self.doc_lengths, [], self.rows, self.scale)
-
-    def later(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Steps 1..: `k [R, Hkv, D]`, `v [R, Hkv, Dv]` are each row's own new key, added to those of earlier steps."""
-        assert self._prefix is not None
-        self._diagonals = [*self._diagonals, k, v]
-        return ttt_attention(q, *self._prefix, self.doc_lengths, self._diagonals, self.rows, self.scale)
-
-
 def ttt_attention(
     q: Tensor,
     k0: Tensor,

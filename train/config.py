@@ -17,14 +17,21 @@ class TrainConfig:
     max_steps: int = 0  # optimizer steps; 0 = as many as the epochs hold
     global_batch_size: int = 8  # conversations per optimizer step, over all processes
     micro_batch_size: int = 8  # conversations per forward pass of one process, at most
-    processes: int = 1  # training processes on this machine; 0 = one per GPU (1 without a GPU)
+    processes: int = 1  # training processes on each machine; 0 = one per GPU (1 without a GPU)
+    nodes: int = 1  # machines; above 1, a launcher of scripts/launch starts the processes of all of them
     lr: float = 1e-4
     min_lr_ratio: float = 0.0  # the cosine ends at lr * min_lr_ratio
     warmup_ratio: float = 0.015
     weight_decay: float = 0.0
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     grad_clip: float = 1.0
-    zero_stage: int = 0
+    zero_stage: int = 0  # DeepSpeed's ZeRO stage; -1 = the lowest that fits gpu_memory_gib, by train/memory.py
+    gpu_memory_gib: float = 0.0  # memory of one GPU, for zero_stage -1; 0 = as the GPU here says (hardware.* in a plan)
+    memory_margin: float = 0.1  # share of it that the arithmetic leaves free: CUDA's context, NCCL, fragmentation
+    offload_optimizer: bool = False  # keep master weights and Adam's moments in the host's memory, and step there
+    activation_checkpointing: str = "none"  # "step": compute each unrolled step again in backward; less memory, slower
+    overlap_comm: bool = True  # reduce gradients while backward goes on (GPUs, several processes)
+    bucket_elements: int = 500_000_000  # gradients reduced at once, at most; each bucket is a buffer in GPU memory
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU
     head_chunk: int = 1024  # supervised positions per block of draft logits
     seed: int = 0
@@ -41,14 +48,29 @@ class TrainConfig:
         for name in (*batches, "save_every", "keep_checkpoints", "log_every"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a positive integer")
         require(self.processes >= 0, "train.processes", self.processes, "0 (one per GPU) or a positive integer")
+        require(self.nodes >= 1, "train.nodes", self.nodes, "a positive integer")
         require(self.max_steps >= 0, "train.max_steps", self.max_steps, "0 or a positive integer")
         require(self.val_every >= 0, "train.val_every", self.val_every, "0 or a positive integer")
         require(self.lr > 0, "train.lr", self.lr, "a positive number")
         require(0 <= self.warmup_ratio < 1, "train.warmup_ratio", self.warmup_ratio, "a share in [0, 1)")
         require(len(self.betas) == 2, "train.betas", self.betas, "two numbers")
         require(self.grad_clip >= 0, "train.grad_clip", self.grad_clip, "0 (off) or a positive number")
-        require(self.zero_stage in (0, 1, 2, 3), "train.zero_stage", self.zero_stage, "0, 1, 2 or 3")
+        self._validate_memory()
         require(self.dtype in ("auto", "float32", "bfloat16"), "train.dtype", self.dtype, "auto, float32 or bfloat16")
+
+    def _validate_memory(self) -> None:
+        require(self.zero_stage in (-1, 0, 1, 2, 3), "train.zero_stage", self.zero_stage, "-1 (chosen), 0, 1, 2 or 3")
+        gib = self.gpu_memory_gib
+        require(gib >= 0, "train.gpu_memory_gib", gib, "0 (as the GPU says) or a number of GiB")
+        margin = self.memory_margin
+        require(0 <= margin < 1, "train.memory_margin", margin, "a share in [0, 1)")
+        kinds = ("none", "step")
+        kind = self.activation_checkpointing
+        require(kind in kinds, "train.activation_checkpointing", kind, " or ".join(kinds))
+        require(self.bucket_elements >= 1, "train.bucket_elements", self.bucket_elements, "a positive integer")
+        if self.offload_optimizer:
+            staged = self.zero_stage != 0
+            require(staged, "train.zero_stage", self.zero_stage, "1, 2, 3 or -1 with train.offload_optimizer")
 
 
 @dataclass

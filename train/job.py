@@ -15,7 +15,22 @@ from eagle3.errors import ConfigError
 from train.config import TrackConfig, TrainConfig
 
 # Settings of TrainConfig that change neither the weights nor the loss curve; all others belong to the identity.
-FREE_SETTINGS = ("save_every", "keep_checkpoints", "val_every", "log_every", "processes", "micro_batch_size")
+# A ZeRO stage that is chosen (-1) and an offloaded optimizer enter the identity as what they come to (`Loop`).
+FREE_SETTINGS = (
+    "save_every",
+    "keep_checkpoints",
+    "val_every",
+    "log_every",
+    "processes",
+    "nodes",
+    "micro_batch_size",
+    "gpu_memory_gib",
+    "memory_margin",
+    "offload_optimizer",
+    "activation_checkpointing",
+    "overlap_comm",
+    "bucket_elements",
+)
 
 
 class TrainSample(Protocol):

@@ -88,7 +88,8 @@ class Loop:
     def _build(self) -> None:
         dtype = model_dtype(self.cfg.dtype, self.world.device)
         parts = resolve(self.job.model)(**self.job.model_args)
-        self.module = Trainee(parts, self.world.device, dtype, self.cfg.head_chunk)
+        recompute = self.cfg.activation_checkpointing == "step"
+        self.module = Trainee(parts, self.world.device, dtype, self.cfg.head_chunk, recompute)
         self.engine = build_engine(self.module, self.cfg, self.world, self.plan.micro, self.plan.accumulation)
 
     def _tracker(self) -> Tracker | None:

@@ -68,7 +68,7 @@ def teacher_probs(states: Tensor, teacher: TeacherHead, draft_ids: Tensor | None
         logits = teacher.logits(block)  # [C, V]
         best.append(logits.argmax(-1))
         probs.append((logits if draft_ids is None else logits[:, draft_ids]).softmax(-1))
-    return torch.cat(probs), torch.cat(best)
+    return (probs[0], best[0]) if len(probs) == 1 else (torch.cat(probs), torch.cat(best))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,12 @@ def step_weights(counts: Tensor, decay: float) -> Tensor:
 
 
 def ttt_loss(
-    draft: Eagle3Draft, batch: PackedBatch, teacher: TeacherHead, weights: Tensor, chunk: int = 1024
+    draft: Eagle3Draft,
+    batch: PackedBatch,
+    teacher: TeacherHead,
+    weights: Tensor,
+    chunk: int = 1024,
+    recompute: bool = False,
 ) -> LossParts:
     """Unroll the draft `K = len(weights)` steps and measure it against the teacher.
 
@@ -118,6 +123,7 @@ def ttt_loss(
         weights: `[K]` factor on each step's summed cross entropy, e.g. `step_weights(global_counts, decay)`, times
             whatever undoes the launcher's own averaging.
         chunk: teacher rows a block; `chunk * V` logits exist at once.
+        recompute: compute each step's activations again in backward (`eagle3.ttt.unroll`).
 
     Returns:
         LossParts. With no supervised row the loss is 0 and still differentiable.
@@ -128,7 +134,7 @@ def ttt_loss(
     if len(rows) == 0:
         rows = rows.new_zeros(1)  # one row, unsupervised: keeps every parameter in the graph
     supervised = supervised[rows]  # [R, K]
-    outputs = torch.stack(unroll(draft, batch, steps, rows))  # [K, R, H]
+    outputs = torch.stack(unroll(draft, batch, steps, rows, recompute))  # [K, R, H]
     blocks = _Blocks(batch.teacher, rows, supervised, teacher, None if draft.shape.full_vocab else draft, chunk)
     normed = draft.head_input(outputs)  # [K, R, H]
     loss, sums = draft.lm_head(normed, lambda h, weight: _ChunkedCE.apply(h, weight, weights, blocks))
@@ -175,6 +181,7 @@ class _Blocks:
             rows = [column.nonzero()[:, 0] for column in inside.unbind(1)]
             places = [torch.searchsorted(block, self._teacher_row[r, k]) for k, r in enumerate(rows)]
             yield probs, best, rows, places
+            del probs  # before the next block's: each is `chunk x Vd`
 
     def judge(self, step: int, rows: Tensor, guesses: Tensor, best: Tensor) -> None:
         """Note whether `guesses [r]` (draft ids) are the teacher's `best [r]` (target ids)."""
@@ -206,18 +213,21 @@ class _ChunkedCE(torch.autograd.Function):
                 sums[k] += (lse * mass - (p * logits).sum(-1)).sum()
                 if not (need_hidden or need_weight):
                     continue
-                grad = ((logits - lse[:, None]).exp_() * mass[:, None]).sub_(p).mul_(factors[k].to(wide))  # [r, Vd]
+                grad = (logits - lse[:, None]).exp_().mul_(mass[:, None]).sub_(p).mul_(factors[k].to(wide))  # [r, Vd]
+                del logits, p  # each as large as the block: gone before the next is made
                 grad = grad.to(weight.dtype)
                 if grad_hidden is not None:
                     grad_hidden[k, r] = grad @ weight
                 if grad_weight is not None:
                     grad_weight += grad.T @ h
+                del grad
+            del probs
         ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype))
         ctx.mark_non_differentiable(sums)
         return (sums * factors).sum().to(wide), sums
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        grad_hidden, grad_weight = ctx.saved_tensors
-        scaled = (None if g is None else g * grad_loss.to(g.dtype) for g in (grad_hidden, grad_weight))
+        # In place: a copy of the head's gradient is as large as the head. A second backward is refused by autograd.
+        scaled = (None if g is None else g.mul_(grad_loss.to(g.dtype)) for g in ctx.saved_tensors)
         return (*scaled, None, None)

@@ -39,12 +39,15 @@ class Trainee(nn.Module):
         device: where training runs.
         dtype: the draft's dtype in forward; teacher and embedding are held in it too.
         chunk: teacher rows a block of the loss.
+        recompute: compute each step's activations again in backward instead of keeping them.
     """
 
-    def __init__(self, parts: TrainParts, device: torch.device, dtype: torch.dtype, chunk: int) -> None:
+    def __init__(
+        self, parts: TrainParts, device: torch.device, dtype: torch.dtype, chunk: int, recompute: bool = False
+    ) -> None:
         super().__init__()
         self.draft = parts.draft
-        self.dtype, self.device, self.chunk = dtype, device, chunk
+        self.dtype, self.device, self.chunk, self.recompute = dtype, device, chunk, recompute
         self._teacher = parts.teacher.to(device, dtype)
         plain_embedding(self.draft)
         self.draft.embed_tokens.weight = self.draft.embed_tokens.weight.to(device, dtype)  # type: ignore[assignment]
@@ -68,6 +71,7 @@ class Trainee(nn.Module):
             the weighted loss (scalar), and `[4, K]` float64: sums, counts, right, tried of `LossParts`, detached.
         """
         batch = PackedBatch(features, token_ids, teacher, loss_mask, lengths).to(self.device, self.dtype)
-        parts: LossParts = ttt_loss(self.draft, batch, self._teacher, weights.to(self.device), self.chunk)
+        weights = weights.to(self.device)
+        parts: LossParts = ttt_loss(self.draft, batch, self._teacher, weights, self.chunk, self.recompute)
         stats = torch.stack([x.detach().double() for x in (parts.sums, parts.counts, parts.right, parts.tried)])
         return parts.loss, stats
