@@ -11,7 +11,7 @@ from datasets import load_from_disk
 
 from data_prep.capture.hf import HFCapture
 from data_prep.capture.sample import CapturedSample
-from data_prep.extract import Extracted, extract
+from data_prep.extract import Extracted, Sharing, extract
 from data_prep.store import StoreManifest
 from eagle3.wiring import Site, Wiring
 
@@ -29,10 +29,9 @@ class Slowed:
         return self.capture.run(batch)
 
 
-def run(model: Path, prepared: Path, store: Path, pause: float = 0.0, rank: int = 0, world: int = 1) -> Extracted:
+def run(model: Path, prepared: Path, store: Path, pause: float = 0.0, sharing: Sharing | None = None) -> Extracted:
     torch.set_num_threads(1)
     capture = HFCapture(model, WIRING, device="cpu")
     manifest = StoreManifest(WIRING, {"name": "tiny"}, "tok", "tpl", capture=capture.info)
-    return extract(
-        load_from_disk(str(prepared)), Slowed(capture, pause), store, manifest, 64, 128, rank=rank, world=world
-    )
+    rows = load_from_disk(str(prepared))
+    return extract(rows, Slowed(capture, pause), store, manifest, 64, 128, sharing=sharing or Sharing(poll_s=0.05))

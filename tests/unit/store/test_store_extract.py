@@ -56,11 +56,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return root / "model", root / "prepared", root / "whole"
 
 
-def start(world: tuple[Path, Path, Path], store: Path, pause: float, *ranks: int) -> BaseProcess:
+def start(world: tuple[Path, Path, Path], store: Path, pause: float) -> BaseProcess:
     """A process of its own, forked from a server that has done the slow imports and nothing else."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    child = context.Process(target=extracting_child.run, args=(*world[:2], store, pause, *ranks))
+    child = context.Process(target=extracting_child.run, args=(*world[:2], store, pause))
     child.start()
     return child
 
@@ -101,36 +101,16 @@ def test_killed_and_run_again_gives_the_same_bits(world: tuple[Path, Path, Path]
     last = extracting_child.run(*world[:2], store)
     assert (last.found_done, last.records, last.complete) == (held, RECORDS - held, True)
     assert content(store) == content(world[2])
-    names = sorted(path.name for path in world[2].glob("shard-*"))
-    assert sorted(path.name for path in store.glob("*shard-*")) == names  # no leftovers, the same shards
-    assert all((store / name).read_bytes() == (world[2] / name).read_bytes() for name in names)
+    assert files(store) == files(world[2])  # no leftovers, the same shards
 
 
-def test_a_second_process_of_the_same_name_is_refused(world: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    store = tmp_path / "s"
-    child = start(world, store, pause=0.2)
-    try:
-        wait_for_shards(child, store, 1)
-        with pytest.raises(RedraftError, match="same worker name"):
-            extracting_child.run(*world[:2], store)
-        assert child.is_alive()  # and the first is not disturbed
-    finally:
-        child.kill()
-        child.join()
-    extracting_child.run(*world[:2], store)  # the dead owner's name is free
-    assert content(store) == content(world[2])
-
-
-def test_two_workers_at_once_share_the_work(world: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    store = tmp_path / "s"
-    children = [start(world, store, 0.01, rank, 2) for rank in (0, 1)]
-    for child in children:
-        child.join(300)
-        assert child.exitcode == 0
-    opened = Store.open(store)
-    assert {shard.path.name.split("-")[1] for shard in opened.shards} == {"0", "1"}
-    assert sum(len(shard.records) for shard in opened.shards) == RECORDS  # nothing was done twice
-    assert content(store) == content(world[2])
+def files(store: Path) -> dict[str, bytes]:
+    """Every data file's bytes by its shard's name; fails when there is one that no sidecar names."""
+    shards = {shard.path.name: shard.data for shard in Store.open(store).shards}
+    assert sorted(path.name for path in store.glob("*shard-*")) == sorted(
+        [*shards, *(data.name for data in shards.values())]
+    )
+    return {name: data.read_bytes() for name, data in shards.items()}
 
 
 def test_running_again_does_nothing(world: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -180,7 +160,7 @@ def test_what_was_captured_before_a_failure_is_kept(world: tuple[Path, Path, Pat
     capture = FailsLater(HFCapture(world[0], extracting_child.WIRING, device="cpu"), 0.0)
     manifest = StoreManifest.read(world[2])
     with pytest.raises(KeyboardInterrupt):
-        extract(Dataset.load_from_disk(str(world[1])), capture, tmp_path, manifest, 64, 10**6)
+        extract(Dataset.load_from_disk(str(world[1])), capture, tmp_path, manifest, 64, 60)
     assert len(Store.open(tmp_path, unfinished=True)) > 0
     assert extracting_child.run(*world[:2], tmp_path).complete
     assert content(tmp_path) == content(world[2])
