@@ -15,7 +15,7 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from eagle3.errors import RedraftError
-from train.front import stages
+from train.front import samples, stages
 from train.front.accept import eval_stage
 from train.front.config import STAGES, RedraftConfig
 from train.front.console import console
@@ -25,6 +25,8 @@ from train.front.provenance import write_provenance
 from train.world import choose_accelerator
 
 STAGE_FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
+    "select": samples.select_stage,
+    "regenerate": samples.regenerate_stage,
     "prepare": stages.prepare_stage,
     "extract": stages.extract_stage,
     "train": stages.train_stage,
