@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from data_prep.extract import extract
-from data_prep.prepare import count_supervised, load_prepared, prepare
+from data_prep.prepare import load_prepared, prepare
 from data_prep.store import Store, StoreManifest
 from eagle3.atomic import read_json, sha256_file
 from eagle3.checkpoint import load_state, save_served
@@ -21,7 +21,7 @@ from eagle3.draft_build import build_draft
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import IntegrityError, RedraftError
 from eagle3.target_identity import TargetIdentity
-from eagle3.vocab import build_draft_vocab, load_vocab, save_vocab, vocab_from_maps, vocab_key
+from eagle3.vocab import load_vocab, vocab_from_maps
 from eagle3.wiring import Wiring
 from train.front.capture import CaptureChoice
 from train.front.console import console, progress_bar, size_text
@@ -29,6 +29,7 @@ from train.front.context import Run
 from train.front.draft_shape import target_shape
 from train.front.records import StageRecord, skip, source_fingerprint
 from train.front.store_check import check_states, check_tokens
+from train.front.vocabulary import draft_vocab_file
 from train.job import TrainJob
 from train.launch import run_training
 
@@ -132,24 +133,6 @@ def train_inputs(run: Run) -> dict[str, Any]:
         "target": run.identity,
         "content": prepared_manifest(run)["content"],
     }
-
-
-def draft_vocab_file(run: Run) -> Path:
-    """Build the draft vocabulary from the supervised tokens, once per counts and sizes."""
-    path = run.run_dir / "train" / "draft_vocab.safetensors"
-    counts = torch.from_numpy(count_supervised(load_prepared(run.prepared, "train"), run.config.target.vocab_size))
-    key = vocab_key(counts, run.config.draft.vocab_size)
-    if path.exists():
-        try:
-            load_vocab(path, key=key)
-            return path
-        except IntegrityError:
-            pass  # of other counts or sizes: built again below
-    vocab = build_draft_vocab(counts, run.config.draft.vocab_size)
-    save_vocab(path, vocab)
-    filled = f", {vocab.filled:,} ids filled up with tokens never seen" if vocab.filled else ""
-    console.print(f"      draft vocabulary: {vocab.size:,} tokens, {vocab.coverage:.2%} of supervised ones{filled}")
-    return path
 
 
 def train_stage(run: Run) -> dict[str, Any]:
