@@ -80,7 +80,4 @@ class Run:
     @cached_property
     def renderer(self) -> Renderer:
         """Chat template and loss mask for this run's settings."""
-        data = self.config.data
-        return Renderer(
-            self.tokenizer, thinking=data.thinking, tools=data.tools, turns=data.turns, max_length=data.max_length
-        )
+        return Renderer.of(self.config.data, self.tokenizer)

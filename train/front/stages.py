@@ -19,7 +19,7 @@ from eagle3.checkpoint import load_state, save_served
 from eagle3.draft import Eagle3Draft
 from eagle3.draft_build import build_draft
 from eagle3.draft_shape import DraftShape
-from eagle3.errors import IntegrityError, RedraftError
+from eagle3.errors import RedraftError
 from eagle3.target_identity import TargetIdentity
 from eagle3.vocab import load_vocab, vocab_from_maps
 from eagle3.wiring import Wiring

@@ -16,7 +16,7 @@ from train.front.context import Run
 
 
 def draft_vocab_file(run: Run) -> Path:
-    """The file of the draft vocabulary, built from the supervised tokens unless one of these very counts stands there."""
+    """The draft vocabulary's file, built from the supervised tokens unless one of these very counts stands there."""
     path = run.run_dir / "train" / "draft_vocab.safetensors"
     counts = torch.from_numpy(count_supervised(load_prepared(run.prepared, "train"), run.config.target.vocab_size))
     key = vocab_key(counts, run.config.draft.vocab_size)
