@@ -79,6 +79,15 @@ def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, notes
 
 
+def recorded(root: Path, name: str) -> Any:
+    """One entry of the newest marked checkpoint's identity, its files unread; None without one."""
+    for folder in _folders(root):
+        if (folder / MARKER).is_file():
+            with contextlib.suppress(IntegrityError):
+                return read_json(folder / MARKER).get("identity", {}).get(name)
+    return None
+
+
 def check_same_job(checkpoint: Checkpoint, identity: dict[str, Any], world_size: int) -> None:
     """Refuse a checkpoint of another job, or of another number of processes.
 

@@ -6,6 +6,7 @@ depends on has changed. Exit codes: 0 done, 2 bad input or configuration, 130 in
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -45,15 +46,31 @@ def apply_sweep(config: RedraftConfig) -> None:
         config.mark_latest = False
 
 
+def work(config: RedraftConfig) -> None:
+    """Run the pipeline; under torchrun, deepspeed or srun in the first process, in whose training the others take part.
+
+    Raises:
+        RedraftError: a stage refused its input.
+    """
+    from train.front.pipeline import run_pipeline
+    from train.orders import follow, follower, leading
+
+    runs = set(config.stages) != {"plan"}  # a plan alone needs no group
+    if follower():
+        if runs:
+            follow()
+        return
+    with leading() if runs else contextlib.nullcontext():
+        run_pipeline(config)
+
+
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
 def compose_and_run(cfg: DictConfig) -> None:
     """Hydra's entry: validate first, import torch only after."""
     try:
         config = typed(cfg)
         apply_sweep(config)
-        from train.front.pipeline import run_pipeline
-
-        run_pipeline(config)
+        work(config)
     except RedraftError as err:  # caught here, so that Hydra adds no line of its own and a sweep goes on
         failures.append(err)
         print(f"error: {err}", file=sys.stderr)

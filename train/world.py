@@ -37,6 +37,12 @@ class World:
         torch.distributed.all_reduce(on_device)
         return on_device.cpu()
 
+    def least(self, value: int) -> int:
+        """The smallest of all processes' values."""
+        on_device = torch.tensor([value], dtype=torch.int64, device=self.device)
+        torch.distributed.all_reduce(on_device, op=torch.distributed.ReduceOp.MIN)
+        return int(on_device.item())
+
     def barrier(self) -> None:
         """Wait for all processes."""
         torch.distributed.barrier()
@@ -102,17 +108,27 @@ def import_deepspeed() -> ModuleType:
 
 @contextlib.contextmanager
 def joined() -> Iterator[World]:
-    """Join the process group an outer launcher describes, or make one of this process alone; leave it at the end."""
+    """Join the process group an outer launcher describes, or make one of this process alone; leave it at the end.
+
+    Inside another `joined` it is that one's group, which stays.
+    """
+    if torch.distributed.is_initialized():
+        yield _world()
+        return
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     values = {} if launched() else {**alone, "MASTER_PORT": str(free_port())}
     with environment(values):
         deepspeed = import_deepspeed()
-        device = torch.device("cpu")
         if torch.cuda.is_available():
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(device)
-        deepspeed.init_distributed("nccl" if device.type == "cuda" else "gloo", verbose=False)
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", verbose=False)
         try:
-            yield World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
+            yield _world()
         finally:
             deepspeed.comm.destroy_process_group()
+
+
+def _world() -> World:
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
