@@ -158,7 +158,9 @@ def inverse_frequencies(
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    parameters = {k: v for k, v in scaling.items() if k != "type"} | {"rope_theta": float(rope_theta)}
+    parameters = {k: v for k, v in scaling.items() if k not in ("type", "attn_factor")} | {
+        "rope_theta": float(rope_theta)
+    }
     config = LlamaConfig(
         head_dim=head_dim,
         hidden_size=head_dim,

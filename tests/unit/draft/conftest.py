@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from eagle3.draft import DraftShape, Eagle3Draft
+from eagle3.draft import Eagle3Draft
+from eagle3.draft_build import build_draft
+from eagle3.draft_shape import DraftShape
 from eagle3.ttt import PackedBatch
 from eagle3.vocab import build_draft_vocab
 
@@ -27,6 +29,45 @@ SIZES: dict[str, Any] = {
     "rope": {"rope_theta": 10000.0, "rope_scaling": None},
     "max_position_embeddings": 256,
 }
+YARN = {
+    "type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
+LATENT = {
+    "kind": "mla",
+    "num_key_value_heads": 6,
+    "head_dim": 12,
+    "q_lora_rank": 10,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "rope": {"rope_theta": 10000.0, "rope_scaling": YARN},
+}
+NEWER = {"fc_norm": True, "norm_output": True}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-3.1": {**NEWER, "norm_before_fc": True},
+    "mla": LATENT,
+    "mla-3.1": {**LATENT, **NEWER},
+}
+
+
+@pytest.fixture(params=sorted(VARIANTS))
+def variant(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Sizes and switches of each kind of draft, for `make_draft(**variant)`."""
+    return dict(VARIANTS[request.param])
+
+
+@pytest.fixture
+def latent() -> dict[str, Any]:
+    """Sizes of a draft with latent attention."""
+    return dict(LATENT)
 
 
 @pytest.fixture
@@ -35,7 +76,7 @@ def make_draft() -> Callable[..., Eagle3Draft]:
 
     def make(dtype: torch.dtype = torch.float64, seed: int = 0, **sizes: Any) -> Eagle3Draft:
         torch.manual_seed(seed)
-        draft = Eagle3Draft(DraftShape(**{**SIZES, **sizes})).to(dtype)
+        draft = build_draft(DraftShape(**{**SIZES, **sizes})).to(dtype)
         with torch.no_grad():
             for name, parameter in draft.named_parameters():
                 spread = 0.3 if "norm" in name else 0.25

@@ -52,13 +52,20 @@ def plain(draft, batch, teacher, weights):
 
 @pytest.mark.parametrize(("draft_vocab", "normed", "chunk"), [(40, False, 5), (17, False, 1), (17, True, 1000)])
 def test_values_and_gradients_match_the_plain_formula(make_draft, make_batch, draft_vocab, normed, chunk):
-    draft, batch, teacher = make_draft(draft_vocab_size=draft_vocab), make_batch(LENGTHS), head(normed)
+    check_against_the_plain_formula(make_draft(draft_vocab_size=draft_vocab), make_batch(LENGTHS), head(normed), chunk)
+
+
+def test_every_kind_of_draft_is_taught_by_the_same_formula(make_draft, make_batch, variant):
+    check_against_the_plain_formula(make_draft(**variant, draft_vocab_size=17), make_batch(LENGTHS), head(), 7)
+
+
+def check_against_the_plain_formula(draft, batch, teacher, chunk):
     weights = step_weights(supervised_counts(batch, STEPS), 0.8)
     parts = ttt_loss(draft, batch, teacher, weights, chunk)
     loss, sums, chains, dropped = plain(draft, batch, teacher, weights)
     torch.testing.assert_close(parts.loss, loss, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(parts.sums, torch.stack([s.detach() for s in sums]), rtol=1e-9, atol=1e-9)
-    assert int(parts.dropped) == dropped and (dropped > 0) == (draft_vocab == 17)
+    assert int(parts.dropped) == dropped and (dropped > 0) == (draft.shape.draft_vocab_size == 17)
     for k in range(STEPS):
         assert int(parts.tried[k]) == sum(len(c) > k and all(c[:k]) for c in chains)
         assert int(parts.right[k]) == sum(len(c) > k and all(c[: k + 1]) for c in chains)

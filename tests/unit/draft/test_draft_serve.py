@@ -11,8 +11,8 @@ from eagle3.ttt import unroll
 STEPS = 4
 
 
-def test_step_zero_equals_serving_in_pieces(make_draft, make_batch):
-    draft, batch = make_draft(), make_batch([13])
+def test_step_zero_equals_serving_in_pieces(make_draft, make_batch, variant):
+    draft, batch = make_draft(**variant), make_batch([13])
     trained = unroll(draft, batch, 1)[0]
     cache, served = DraftCache(), []
     for start, end in ((0, 6), (6, 7), (7, 13)):
@@ -22,9 +22,9 @@ def test_step_zero_equals_serving_in_pieces(make_draft, make_batch):
     torch.testing.assert_close(torch.cat(served), trained, rtol=1e-10, atol=1e-10)
 
 
-def test_each_step_equals_drafting_with_a_cache(make_draft, make_batch):
+def test_each_step_equals_drafting_with_a_cache(make_draft, make_batch, variant):
     """At every row: read the prefix, draft STEPS - 1 tokens, drop them, go on; all g's equal the unrolled ones."""
-    draft, batch = make_draft(), make_batch([5, 9], seed=1)
+    draft, batch = make_draft(**variant), make_batch([5, 9], seed=1)
     trained = unroll(draft, batch, STEPS)
     start = 0
     for length in batch.doc_lengths:
@@ -40,16 +40,16 @@ def test_each_step_equals_drafting_with_a_cache(make_draft, make_batch):
         start += length
 
 
-def test_unrolling_some_rows_gives_the_same_rows(make_draft, make_batch):
-    draft, batch = make_draft(), make_batch([5, 9, 2], seed=2)
+def test_unrolling_some_rows_gives_the_same_rows(make_draft, make_batch, variant):
+    draft, batch = make_draft(**variant), make_batch([5, 9, 2], seed=2)
     rows = torch.tensor([1, 4, 5, 11, 15])
     every, some = unroll(draft, batch, STEPS), unroll(draft, batch, STEPS, rows)
     for k in range(STEPS):
         torch.testing.assert_close(some[k], every[k][rows], rtol=1e-10, atol=1e-10)
 
 
-def test_documents_do_not_see_each_other(make_draft, make_batch):
-    draft, batch = make_draft(), make_batch([6, 7], seed=3)
+def test_documents_do_not_see_each_other(make_draft, make_batch, variant):
+    draft, batch = make_draft(**variant), make_batch([6, 7], seed=3)
     before = unroll(draft, batch, STEPS)
     batch.features[:6] += 1.0
     batch.token_ids[:6] = (batch.token_ids[:6] + 1) % 40
@@ -59,9 +59,9 @@ def test_documents_do_not_see_each_other(make_draft, make_batch):
         assert not torch.allclose(before[k][: 6 - k], after[k][: 6 - k])
 
 
-def test_a_row_does_not_see_later_states(make_draft, make_batch):
+def test_a_row_does_not_see_later_states(make_draft, make_batch, variant):
     """Features after row t and tokens after t + k must not reach g_k[t]."""
-    draft, batch = make_draft(), make_batch([10], seed=4)
+    draft, batch = make_draft(**variant), make_batch([10], seed=4)
     before = unroll(draft, batch, STEPS)
     batch.features[6:] += 1.0
     batch.token_ids[8:] = (batch.token_ids[8:] + 1) % 40

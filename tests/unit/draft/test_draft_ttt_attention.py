@@ -11,7 +11,7 @@ from eagle3.ttt_attention import ttt_attention
 LENGTHS, HQ, HKV, D = [5, 1, 70, 33], 6, 2, 8
 
 
-def reference(q, k0, v0, lengths, diagonals):
+def reference(q, k0, v0, lengths, diagonals, scale=None):
     """All keys laid end to end, one mask: step-0 keys causal in the document, later keys at the own row alone."""
     n = q.shape[0]
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -21,18 +21,19 @@ def reference(q, k0, v0, lengths, diagonals):
     groups = q.shape[1] // k0.shape[1]
     k = torch.cat([k0, *diagonals[::2]]).repeat_interleave(groups, 1)
     v = torch.cat([v0, *diagonals[1::2]]).repeat_interleave(groups, 1)
-    scores = torch.einsum("nhd,mhd->hnm", q, k) * q.shape[-1] ** -0.5
+    scores = torch.einsum("nhd,mhd->hnm", q, k) * (scale or q.shape[-1] ** -0.5)
     return torch.einsum("hnm,mhd->nhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
 
 
-def inputs(later, dtype=torch.float64, kv_heads=HKV):
+def inputs(later, dtype=torch.float64, kv_heads=HKV, width=D, values=D):
     torch.manual_seed(later)
     n = sum(LENGTHS)
 
-    def leaf(heads):
-        return (torch.randn(n, heads, D, dtype=dtype) * 1.5).requires_grad_()
+    def leaf(heads, size):
+        return (torch.randn(n, heads, size, dtype=dtype) * 1.5).requires_grad_()
 
-    return leaf(HQ), leaf(kv_heads), leaf(kv_heads), [leaf(kv_heads) for _ in range(2 * later)]
+    q, k0, v0 = leaf(HQ, width), leaf(kv_heads, width), leaf(kv_heads, values)
+    return q, k0, v0, [leaf(kv_heads, size) for _ in range(later) for size in (width, values)]
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
@@ -46,6 +47,27 @@ def test_values_and_gradients_match(later, kv_heads):
     got, wanted = (torch.autograd.grad((out * weight).sum(), leaves) for out in (fast, plain))
     for g, w in zip(got, wanted, strict=True):
         torch.testing.assert_close(g, w, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("plain_path", [False, True])
+@pytest.mark.parametrize("later", [0, 3])
+@pytest.mark.parametrize(("width", "values"), [(12, 5), (5, 12)])
+def test_values_narrower_or_wider_than_keys(monkeypatch, width, values, later, plain_path):
+    """Latent attention: two widths and a scale of its own, through the flash kernel and the plain path."""
+    if plain_path:
+        monkeypatch.setattr(ttt_kernels, "_cpu_forward", ttt_kernels._plain_forward)
+        monkeypatch.setattr(ttt_kernels, "_cpu_backward", ttt_kernels._plain_backward)
+    q, k0, v0, diagonals = inputs(later, kv_heads=6, width=width, values=values)
+    rows = torch.tensor([0, 3, 6, 7, 40, 75, 76, 100])
+    some = [x.detach()[rows].requires_grad_() for x in (q, *diagonals)]
+    weight = torch.randn(len(rows), HQ, values, dtype=torch.float64)
+    fast = ttt_attention(some[0], k0, v0, LENGTHS, some[1:], rows, 0.7)
+    plain = reference(q, k0, v0, LENGTHS, diagonals, 0.7)[rows]
+    torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-10)
+    got = torch.autograd.grad((fast * weight).sum(), [k0, v0, *some])
+    wanted = torch.autograd.grad((plain * weight).sum(), [k0, v0, q, *diagonals])
+    for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
+        torch.testing.assert_close(g, w if i < 2 else w[rows], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("later", [0, 2])
