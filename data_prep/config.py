@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from data_prep.markers import CHOICES
 from eagle3.config import require
 
 
@@ -20,9 +21,11 @@ class DataConfig:
     seed: int = 0
     thinking: bool = True  # supervise reasoning that the sample itself holds
     tools: bool = True  # supervise assistant tool calls
-    turns: str = "all"  # "all" assistant turns or the "last" one
+    turns: str = "served"  # "served": each assistant turn as the server had it; "all" in one text; "last": the last one
+    truncated: str = "keep"  # answers that were cut off: "keep" (no end of turn is learnt) or "skip"
+    markers: str = "auto"  # family of chat markers: "auto", "none", or its name (docs/rendering.md)
     on_nothing_to_learn: str = "skip"  # "skip" (counted and named) or "refuse"
-    template_kwargs: dict[str, Any] = field(default_factory=dict)  # further chat template arguments
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # further chat template arguments, as served
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
@@ -30,7 +33,13 @@ class DataConfig:
         require(self.max_length >= 4, "data.max_length", self.max_length, "at least 4 tokens")
         require(self.max_samples >= 0, "data.max_samples", self.max_samples, "0 or a positive integer")
         require(0.0 <= self.val_fraction < 1.0, "data.val_fraction", self.val_fraction, "a share in [0, 1)")
-        require(self.turns in ("all", "last"), "data.turns", self.turns, "all or last")
+        for name, allowed in (
+            ("turns", ("served", "all", "last")),
+            ("truncated", ("keep", "skip")),
+            ("markers", CHOICES),
+        ):
+            value = getattr(self, name)
+            require(value in allowed, f"data.{name}", value, " or ".join(allowed))
         require(
             self.on_nothing_to_learn in ("skip", "refuse"),
             "data.on_nothing_to_learn",
@@ -75,6 +84,11 @@ class CaptureConfig:
     device: str = "auto"  # hf: "auto", "cpu", "cuda"
     compute_dtype: str = "auto"  # hf: float32 on CPU, bfloat16 on GPU; sglang: the target's 16-bit type, or bfloat16
     batch_tokens: int = 4096  # padded tokens per forward pass
+    processes: int = 1  # workers on this machine, each with its share of the visible GPUs
+    restarts: int = 2  # how often each of several workers is started again when it dies
+    claims_dir: str = ""  # where workers claim work: a POSIX folder that all see; "" = in the store, or in run_dir
+    claim_timeout_s: float = 300.0  # a worker not heard of for so long is taken for dead
+    wait: bool = True  # when only other workers' units are left: wait for them, or leave and say whose they are
     sglang: SGLangCaptureConfig = field(default_factory=SGLangCaptureConfig)
 
     def validate(self) -> None:
@@ -84,6 +98,9 @@ class CaptureConfig:
         require(self.batch_tokens > 0, "capture.batch_tokens", self.batch_tokens, "a positive integer")
         dtypes = ("auto", "float32", "bfloat16", "float16")
         require(self.compute_dtype in dtypes, "capture.compute_dtype", self.compute_dtype, " or ".join(dtypes))
+        require(self.processes >= 1, "capture.processes", self.processes, "a positive integer")
+        require(self.restarts >= 0, "capture.restarts", self.restarts, "0 or a positive integer")
+        require(self.claim_timeout_s >= 1, "capture.claim_timeout_s", self.claim_timeout_s, "at least 1 second")
         self.sglang.validate(self.backend)
 
 

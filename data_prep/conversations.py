@@ -40,12 +40,29 @@ class Conversation:
             assistant turns perhaps `tool_calls` (arguments decoded from JSON) and `reasoning_content`.
         source: the entry of `data.sources` it came from.
         tools: OpenAI tool schemas offered in it, or None.
+        arguments: by message number, the arguments of its tool calls as the record spells them (None where it gives
+            them decoded): what the model wrote, where servers decode and print them anew for later turns.
+        truncated: whether the last answer was cut off: `truncated` of the record, or `finish_reason` "length".
+        finish_reason: why the last answer ended, as the record says, or "".
+        domain: what the record is about, or "".
+        language: its language, or "".
+        provenance: where the record came from, as its maker noted.
+        template_kwargs: chat template arguments with which the last answer was asked for (`generation` of the record).
+        token_ids: the very tokens of the last exchange, `prompt` and `answer`, where the server gave them.
     """
 
     record_id: str
     messages: list[dict] = field(repr=False)
     source: str
     tools: list | None = field(default=None, repr=False)
+    arguments: dict[int, list[str | None]] = field(default_factory=dict, repr=False)
+    truncated: bool = False
+    finish_reason: str = ""
+    domain: str = ""
+    language: str = ""
+    provenance: dict[str, Any] = field(default_factory=dict, repr=False)
+    template_kwargs: dict[str, Any] = field(default_factory=dict, repr=False)
+    token_ids: dict[str, list[int]] | None = field(default=None, repr=False)
 
 
 def read_conversations(sources: list[str], split: str = "train") -> Iterator[Conversation]:
@@ -95,10 +112,47 @@ def to_conversation(record: dict, record_id: str, source: str, where: str) -> Co
             "record without messages", where=where, why=f"keys found: {sorted(record)}",
             mend="give a non-empty list `messages` (role, content) or `conversations` (from, value)",
         )  # fmt: skip
-    messages = [_message(turn, f"{where}, message {i}") for i, turn in enumerate(raw, start=1)]
+    finish_reason = str(record.get("finish_reason") or "")
+    truncated = bool(record.get("truncated")) or finish_reason == "length"
+    messages = [
+        _message(turn, f"{where}, message {i}", cut=truncated and i == len(raw)) for i, turn in enumerate(raw, start=1)
+    ]
+    arguments = {i: spelt for i, turn in enumerate(raw) if any(spelt := _spelt_arguments(turn))}
     if isinstance(record.get("system"), str) and record["system"] and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": record["system"]})
-    return Conversation(record_id, messages, source, _tools(record.get("tools"), where))
+        arguments = {i + 1: spelt for i, spelt in arguments.items()}
+    generation, provenance = record.get("generation"), record.get("provenance")
+    served_kwargs = generation.get("template_kwargs") if isinstance(generation, dict) else None
+    return Conversation(
+        record_id,
+        messages,
+        source,
+        _tools(record.get("tools"), where),
+        arguments=arguments,
+        truncated=truncated,
+        finish_reason=finish_reason,
+        domain=str(record.get("domain") or ""),
+        language=str(record.get("language") or ""),
+        provenance=provenance if isinstance(provenance, dict) else {},
+        template_kwargs=served_kwargs if isinstance(served_kwargs, dict) else {},
+        token_ids=_token_ids(record.get("token_ids"), where),
+    )
+
+
+def _token_ids(given: Any, where: str) -> dict[str, list[int]] | None:
+    if given is None:
+        return None
+    lists = [given.get(key) for key in ("prompt", "answer")] if isinstance(given, dict) else [None]
+    if not all(isinstance(ids, list) and ids and all(isinstance(i, int) for i in ids) for ids in lists):
+        raise DataError("bad token ids", where=where, mend="give `token_ids` two lists, `prompt` and `answer`, or none")
+    return {"prompt": lists[0], "answer": lists[1]}
+
+
+def _spelt_arguments(turn: dict) -> list[str | None]:
+    """Arguments of a raw turn's tool calls where they are given as text."""
+    functions = [call.get("function") for call in turn.get("tool_calls") or []]
+    given = [function.get("arguments") if isinstance(function, dict) else None for function in functions]
+    return [text if isinstance(text, str) and text else None for text in given]
 
 
 def _tools(raw: Any, where: str) -> list | None:
@@ -111,7 +165,7 @@ def _tools(raw: Any, where: str) -> list | None:
     return [_without_none(tool) for tool in raw]
 
 
-def _message(turn: Any, where: str) -> dict:
+def _message(turn: Any, where: str, *, cut: bool = False) -> dict:
     if not isinstance(turn, dict):
         raise DataError("message is not an object", where=where, why=f"found {type(turn).__name__}")
     name = turn.get("role") or turn.get("from")
@@ -124,7 +178,7 @@ def _message(turn: Any, where: str) -> dict:
     if isinstance(extra.get("reasoning"), str):
         extra.setdefault("reasoning_content", extra.pop("reasoning"))
     if extra.get("tool_calls"):
-        extra["tool_calls"] = [_tool_call(call, where) for call in extra["tool_calls"]]
+        extra["tool_calls"] = [_tool_call(call, where, cut=cut) for call in extra["tool_calls"]]
     else:
         extra.pop("tool_calls", None)
         if content is None:
@@ -145,13 +199,16 @@ def _text(content: Any, where: str) -> str:
     return "".join(str(text) for text in texts)
 
 
-def _tool_call(call: Any, where: str) -> dict:
-    """Decode `arguments` from their JSON string: chat templates print them as JSON, and would quote a string twice."""
+def _tool_call(call: Any, where: str, *, cut: bool = False) -> dict:
+    """Decode `arguments` from their JSON string: chat templates print them as JSON, and would quote a string twice.
+
+    The arguments of an answer that was `cut` off need not be JSON any more.
+    """
     if not isinstance(call, dict):
         raise DataError("tool call is not an object", where=where, why=f"found {type(call).__name__}")
     call = _without_none(call)
     function = call.get("function")
-    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str) and not cut:
         call["function"] = function | {"arguments": _decoded(function["arguments"] or "{}", "arguments", where)}
     return call
 

@@ -1,13 +1,15 @@
 """Conversations -> prepared/: token ids and loss masks on disk, split into training and validation.
 
 prepared/train and prepared/val are HF datasets (`load_from_disk`) with the columns record_id (string), input_ids
-(list of int32, [T]), loss_mask (list of uint8, [T]) and source (string); prepared/manifest.json says how they came
-about.
+(list of int32, [T]), loss_mask (list of uint8, [T]) and source (string), and what the source says of a record:
+conversation (its id there: several records may come from one), domain, language, provenance (JSON), finish_reason,
+truncated; prepared/manifest.json says how they came about. Folders without the latter columns can be read too.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -20,8 +22,8 @@ from datasets import Dataset, Features, List, Value, disable_progress_bars, load
 from datasets.arrow_writer import ArrowWriter
 
 from data_prep.config import DataConfig
-from data_prep.conversations import read_conversations
-from data_prep.render import NothingToLearnError, Rendered, Renderer
+from data_prep.conversations import Conversation, read_conversations
+from data_prep.render import Refused, Rendered, Renderer
 from eagle3.atomic import fsync_dir, read_json, write_json
 from eagle3.errors import DataError, IntegrityError
 
@@ -33,6 +35,17 @@ FEATURES = Features(
         "source": Value("string"),
     }
 )
+ORIGIN = Features(
+    {
+        "conversation": Value("string"),
+        "domain": Value("string"),
+        "language": Value("string"),
+        "provenance": Value("string"),
+        "finish_reason": Value("string"),
+        "truncated": Value("bool"),
+    }
+)
+COLUMNS = Features({**FEATURES, **ORIGIN})
 SPLITS = ("train", "val")
 NAMED_SKIPS = 1000  # skipped records that the manifest names one by one; all are counted
 MEND = "delete the folder and run the prepare stage again"
@@ -41,8 +54,9 @@ MEND = "delete the folder and run the prepare stage again"
 def prepare(cfg: DataConfig, tokenizer: Any, out: Path, advance: Callable[[int], None] | None = None) -> dict[str, Any]:
     """Render all conversations of `cfg` and write them to the folder `out`, which appears whole or not at all.
 
-    The split is decided by a hash of the record's id and `cfg.seed`, so it stays when records are added; records whose
-    tokens and mask equal an earlier record's are skipped, so that no validation record is trained on.
+    The split is decided by a hash of the conversation's id and `cfg.seed`, so it stays when conversations are added,
+    and all records of one conversation are on one side; records whose tokens and mask equal an earlier record's are
+    skipped, so that no validation record is trained on.
 
     Args:
         cfg: what to read and how to render it.
@@ -51,17 +65,15 @@ def prepare(cfg: DataConfig, tokenizer: Any, out: Path, advance: Callable[[int],
         advance: called with 1 after each conversation.
 
     Returns:
-        The manifest: tokenizer_hash, template_hash, counts, skipped, settings, seed, content (a hash per split).
+        The manifest: tokenizer_hash, template_hash, markers, counts (records read are conversations), kinds (records
+        and tokens per domain and language), skipped, settings, seed, content (a hash per split).
 
     Raises:
         DataError: a source or record is bad, or nothing is left to train on; with `cfg.on_nothing_to_learn == "refuse"`
             also a record without anything to learn (NothingToLearnError).
     """
     cfg.validate()
-    renderer = Renderer(
-        tokenizer, thinking=cfg.thinking, tools=cfg.tools, turns=cfg.turns, max_length=cfg.max_length,
-        template_kwargs=cfg.template_kwargs,
-    )  # fmt: skip
+    renderer = Renderer.of(cfg, tokenizer)
     out = Path(out)
     work = out.with_name(f".{out.name}.tmp")  # one name, so that a rerun clears what a killed run left
     shutil.rmtree(work, ignore_errors=True)
@@ -73,7 +85,9 @@ def prepare(cfg: DataConfig, tokenizer: Any, out: Path, advance: Callable[[int],
         manifest = {
             "tokenizer_hash": renderer.tokenizer_hash,
             "template_hash": renderer.template_hash,
+            "markers": renderer.family,
             "counts": {**{s: count_rows(sets[s]) for s in SPLITS}, "read": read, "skipped": len(skipped)},
+            "kinds": {split: count_kinds(sets[split]) for split in SPLITS},
             "skipped": skipped[:NAMED_SKIPS],
             "settings": asdict(cfg),
             "seed": cfg.seed,
@@ -111,7 +125,9 @@ def load_prepared(path: Path, split: str) -> Dataset:
     except Exception as err:
         why = f"{type(err).__name__}: {err}"
         raise IntegrityError("prepared data cannot be read", where=str(path / split), why=why, mend=MEND) from None
-    if not isinstance(dataset, Dataset) or dataset.features != FEATURES:
+    features = dict(dataset.features) if isinstance(dataset, Dataset) else {}
+    needed = {name: features.get(name) for name in FEATURES}
+    if needed != dict(FEATURES) or any(COLUMNS.get(name) != kind for name, kind in features.items()):
         raise IntegrityError("prepared data has other columns", where=str(path / split), mend=MEND)
     return dataset
 
@@ -142,39 +158,83 @@ def _place(record_id: str, seed: int) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
+class _Sink:
+    """Takes rendered records and sorts them into the splits, twins left out."""
+
+    def __init__(self, cfg: DataConfig, work: Path) -> None:
+        self.cfg = cfg
+        self.skipped: list[dict[str, str]] = []
+        self.usable = 0  # conversations that gave a record
+        self._names: set[str] = set()
+        self._seen: dict[bytes, str] = {}
+        self._writers = {
+            split: ArrowWriter(path=str(work / f"{split}.arrow"), features=COLUMNS, writer_batch_size=256)
+            for split in SPLITS
+        }
+
+    def take(self, conv: Conversation, found: list[Rendered | Refused]) -> None:
+        """Write what a conversation gave. Raises NothingToLearnError where nothing to learn shall be refused."""
+        split = SPLITS[in_validation(conv.record_id, self.cfg.seed, self.cfg.val_fraction)]
+        written = 0
+        for one in found:
+            if isinstance(one, Refused):
+                if self.cfg.on_nothing_to_learn == "refuse":
+                    raise one.error
+                self.skipped.append({"record": one.record_id, "why": one.error.why})
+            elif self._is_new(one, conv):
+                self._writers[split].write(asdict(one) | _origin(conv))
+                written += 1
+        self.usable += bool(written)
+
+    def _is_new(self, rendered: Rendered, conv: Conversation) -> bool:
+        name = rendered.record_id
+        if name in self._names:
+            raise DataError(
+                "two records with one id", where=f"{conv.source}, record {conv.record_id}",
+                why=f"its record {name!r} is named like another conversation", mend="give each its own id",
+            )  # fmt: skip
+        self._names.add(name)
+        twin = self._seen.setdefault(_digest(rendered), name)
+        if twin != name:
+            self.skipped.append({"record": name, "why": f"same tokens as {twin}"})
+        return twin == name
+
+    def close(self) -> None:
+        """Finish the files."""
+        for writer in self._writers.values():
+            writer.finalize()
+            writer.close()
+
+
 def _render_all(
     cfg: DataConfig, renderer: Renderer, work: Path, advance: Callable[[int], None] | None
 ) -> tuple[list[dict[str, str]], int]:
-    """Stream all records into work/train.arrow and work/val.arrow; return (skipped records, records read)."""
-    skipped: list[dict[str, str]] = []
-    seen: dict[bytes, str] = {}
+    """Stream all records into work/train.arrow and work/val.arrow; return (skipped records, conversations read)."""
+    sink = _Sink(cfg, work)
     read = 0
-    writers = {s: ArrowWriter(path=str(work / f"{s}.arrow"), features=FEATURES, writer_batch_size=256) for s in SPLITS}
     try:
         for conv in read_conversations(cfg.sources, cfg.split):
-            if cfg.max_samples and read - len(skipped) >= cfg.max_samples:
+            if cfg.max_samples and sink.usable >= cfg.max_samples:
                 break
             read += 1
-            try:
-                rendered = renderer.render(conv)
-            except NothingToLearnError as err:
-                if cfg.on_nothing_to_learn == "refuse":
-                    raise
-                skipped.append({"record": conv.record_id, "why": err.why})
-            else:
-                twin = seen.setdefault(_digest(rendered), conv.record_id)
-                if twin != conv.record_id:
-                    skipped.append({"record": conv.record_id, "why": f"same tokens as {twin}"})
-                else:
-                    split = SPLITS[in_validation(conv.record_id, cfg.seed, cfg.val_fraction)]
-                    writers[split].write(asdict(rendered) | {"source": conv.source})
+            sink.take(conv, renderer.records(conv))
             if advance:
                 advance(1)
     finally:
-        for writer in writers.values():
-            writer.finalize()
-            writer.close()
-    return skipped, read
+        sink.close()
+    return sink.skipped, read
+
+
+def _origin(conv: Conversation) -> dict[str, Any]:
+    return {
+        "source": conv.source,
+        "conversation": conv.record_id,
+        "domain": conv.domain,
+        "language": conv.language,
+        "provenance": json.dumps(conv.provenance, ensure_ascii=False, sort_keys=True),
+        "finish_reason": conv.finish_reason,
+        "truncated": conv.truncated,
+    }
 
 
 def _digest(rendered: Rendered) -> bytes:
@@ -183,11 +243,11 @@ def _digest(rendered: Rendered) -> bytes:
 
 
 def _never_empty(sets: dict[str, Dataset], cfg: DataConfig, skipped: list[dict[str, str]]) -> dict[str, Dataset]:
-    """Move one record where chance left a wanted split empty. Raises DataError when there are too few records."""
+    """Move one conversation where chance left a wanted split empty. Raises DataError when there are too few."""
     wanted = 1 + (cfg.val_fraction > 0)
-    total = sum(len(dataset) for dataset in sets.values())
+    total = sum(len(set(dataset["conversation"])) for dataset in sets.values())
     if total < wanted:
-        why = f"{total} usable records, {len(skipped)} skipped"
+        why = f"{total} usable conversations, {len(skipped)} records skipped"
         if skipped:
             why += f", the first ({skipped[0]['record']}) because: {skipped[0]['why']}"
         raise DataError(
@@ -196,11 +256,23 @@ def _never_empty(sets: dict[str, Dataset], cfg: DataConfig, skipped: list[dict[s
         )  # fmt: skip
     for empty, other in (("val", "train"), ("train", "val")):
         if len(sets[empty]) == 0 and (empty == "train" or cfg.val_fraction > 0):
-            places = [_place(record_id, cfg.seed) for record_id in sets[other]["record_id"]]
-            moved = places.index(min(places) if empty == "val" else max(places))
-            rest = [i for i in range(len(places)) if i != moved]
-            return {empty: sets[other].select([moved]), other: sets[other].select(rest)}
+            owners = list(sets[other]["conversation"])
+            places = {owner: _place(owner, cfg.seed) for owner in owners}
+            chosen = (min if empty == "val" else max)(places, key=lambda owner: places[owner])
+            moved = [i for i, owner in enumerate(owners) if owner == chosen]
+            rest = [i for i, owner in enumerate(owners) if owner != chosen]
+            return {empty: sets[other].select(moved), other: sets[other].select(rest)}
     return sets
+
+
+def count_kinds(dataset: Dataset) -> dict[str, dict[str, int]]:
+    """Records and tokens of a split by `domain/language` of their sources; "-" where a source says nothing."""
+    kinds: dict[str, dict[str, int]] = {}
+    for row in dataset.select_columns(["domain", "language", "input_ids"]).with_format("numpy"):
+        kind = kinds.setdefault(f"{row['domain'] or '-'}/{row['language'] or '-'}", {"records": 0, "tokens": 0})
+        kind["records"] += 1
+        kind["tokens"] += len(row["input_ids"])
+    return dict(sorted(kinds.items()))
 
 
 def count_rows(dataset: Dataset) -> dict[str, int]:

@@ -98,7 +98,9 @@ def test_small_data_still_has_both_splits(tmp_path: Path) -> None:
 
 
 def test_too_little_data_is_one_line_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"0 usable records, 3 skipped.*no answer within 5 tokens") as caught:
+    with pytest.raises(
+        DataError, match=r"0 usable conversations, 3 records skipped.*no answer within 5 tokens"
+    ) as caught:
         prepare(config(tmp_path, [talk(i) for i in range(3)], max_length=5), TOKENIZER, tmp_path / "out")
     assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
 

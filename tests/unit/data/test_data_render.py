@@ -113,18 +113,24 @@ def test_reasoning_stays_as_context_when_not_wanted(template: str) -> None:
     assert learnt(template, REASONED, thinking=False) == ["blue<|im_end|>"]
 
 
-def test_history_that_loses_an_empty_block_is_still_learnt() -> None:
-    assert learnt(REWRITING, TWO_TURNS) == ["because the sky<|im_end|>", "blue<|im_end|>"]
-
-
-def test_history_that_loses_real_reasoning_is_refused() -> None:
-    messages = [*REASONED, *TWO_TURNS[2:]]
-    with pytest.raises(DataError, match=r"message 2.*drops the reasoning|drops the reasoning.*message 2") as caught:
-        learnt(REWRITING, messages)
+@pytest.mark.parametrize("first", [TWO_TURNS[:2], REASONED])
+def test_history_that_is_shown_otherwise_is_refused_in_one_text(first: list[dict]) -> None:
+    messages = [*first, *TWO_TURNS[2:]]
+    with pytest.raises(DataError, match=r"otherwise than it was served.*turn 1 of the assistant") as caught:
+        learnt(REWRITING, messages, turns="all")
     assert not isinstance(caught.value, NothingToLearnError)
-    assert "data.turns=last" in str(caught.value) and "\n" not in str(caught.value)
+    assert "data.turns=served" in str(caught.value) and "\n" not in str(caught.value)
     assert learnt(REWRITING, messages, turns="last") == ["blue<|im_end|>"]
-    assert learnt(REWRITING, messages, thinking=False) == ["blue<|im_end|>", "blue<|im_end|>"]
+
+
+def test_history_that_is_shown_otherwise_gives_a_record_for_each_turn() -> None:
+    messages = [*REASONED, *TWO_TURNS[2:]]
+    tokenizer = make_tokenizer(REWRITING)
+    first, second = Renderer(tokenizer).records(Conversation("r", messages, "s"))
+    assert isinstance(first, Rendered) and isinstance(second, Rendered)
+    assert (first.record_id, second.record_id) == ("r#1", "r#2")
+    assert first.input_ids == tokenizer.apply_chat_template(messages[:2], return_dict=False)
+    assert second.input_ids == tokenizer.apply_chat_template(messages, return_dict=False)
 
 
 def test_template_that_drops_the_reasoning_of_the_turn_itself_is_refused() -> None:
@@ -189,7 +195,7 @@ def test_tokenizer_without_template_is_refused() -> None:
 
 
 def test_tokens_that_do_not_spell_the_text_are_refused() -> None:
-    slow = Spelling(make_tokenizer(CHATML))
+    slow = Spelling(make_tokenizer("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"))
     slow.decode = lambda ids, **kwargs: "x" * len(ids)  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="cannot be placed"):
         Renderer(slow).render(Conversation("r", TWO_TURNS, "s"))
