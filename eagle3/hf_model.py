@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from eagle3.atomic import read_json
 from eagle3.errors import IntegrityError, RedraftError
+from eagle3.packed_experts import packed_scheme
+from eagle3.packed_target import dequantized_text_weights, text_model_config
+
+MEND = "download or build the target again"
 
 
 def choose_device(device: str) -> str:
@@ -33,6 +38,7 @@ def load_target(
     """Load a Hugging Face folder (or a folder holding one GGUF file) in eval mode, from disk alone.
 
     On several GPUs the layers are spread over them. `with_head` says that the language-model head will be run too.
+    Of a checkpoint with packed int4 weights (Kimi-K2.5's experts) the text model alone is loaded, dequantized.
 
     Raises:
         RedraftError: the folder is not there, or transformers cannot load it.
@@ -53,7 +59,7 @@ def load_target(
         options["gguf_file"] = ggufs[0].name
     try:
         with _quiet():
-            model, info = _auto_class(path, trust_remote_code, options).from_pretrained(str(path), **options)
+            model, info = _from_pretrained(path, trust_remote_code, options)
     except RedraftError:
         raise
     except Exception as err:  # transformers raises a dozen kinds, from safetensors' own to ImportError
@@ -65,6 +71,26 @@ def load_target(
         ) from err
     _refuse_missing(path, model, info, with_head)
     return model.eval()
+
+
+def _from_pretrained(path: Path, trust_remote_code: bool, options: dict[str, Any]) -> tuple[nn.Module, Any]:
+    """The model, and transformers' account of missing and unexpected weights."""
+    file = path / "config.json"
+    config = read_json(file, mend=MEND) if file.exists() else {}
+    scheme = None if "gguf_file" in options else packed_scheme(config, str(file))
+    if scheme is None:
+        return _auto_class(path, trust_remote_code, options).from_pretrained(str(path), **options)
+    import transformers
+
+    own = text_model_config(config, str(file))
+    weights = dequantized_text_weights(path, scheme, options["dtype"])
+    text_class = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(own)]
+    model, info = text_class.from_pretrained(None, config=own, state_dict=weights, **options)
+    unexpected = sorted(info["unexpected_keys"])
+    if unexpected:
+        why = f"{len(unexpected)} tensors are not the text model's, first {unexpected[0]}"
+        raise IntegrityError("the target's weights are another model's", where=str(path), why=why, mend=MEND)
+    return model, info
 
 
 def _auto_class(path: Path, trust_remote_code: bool, options: dict[str, Any]) -> Any:
@@ -92,7 +118,7 @@ def _refuse_missing(path: Path, model: nn.Module, info: Any, with_head: bool) ->
             "the target's weights are incomplete",
             where=str(path),
             why=f"{len(missing)} tensors are missing, first {missing[0]}",
-            mend="download or build the target again",
+            mend=MEND,
         )
 
 

@@ -5,9 +5,11 @@ Format: 8 bytes little-endian length of the header, a JSON header (name -> dtype
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -116,19 +118,37 @@ class SafetensorsTensors:
         Raises:
             IntegrityError: the file is truncated, or does not hold the tensor that the index places in it.
         """
+        with self.opened() as read:
+            return read(name)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Callable[[str], Tensor]]:
+        """Yield a `read` for many tensors: each file is checked and opened once.
+
+        Raises:
+            IntegrityError: as `read`.
+        """
         from safetensors import SafetensorError, safe_open
 
-        path = self.folder / self._map[name]
-        header, _ = read_header(path)
-        if name not in header:
-            why = "the index places it there, the file's header does not list it"
-            raise IntegrityError(f"missing tensor {name}", where=str(path), why=why, mend=MEND)
-        try:
-            with safe_open(path, framework="pt") as handle:
-                return handle.get_tensor(name)
-        except SafetensorError as err:
-            where = f"{path}: {name}"
-            raise IntegrityError("tensor not readable", where=where, why=str(err), mend=MEND) from None
+        handles: dict[Path, tuple[dict[str, Any], Any]] = {}
+        with contextlib.ExitStack() as stack:
+
+            def read(name: str) -> Tensor:
+                path = self.folder / self._map[name]
+                try:
+                    if path not in handles:
+                        header, _ = read_header(path)
+                        handles[path] = header, stack.enter_context(safe_open(path, framework="pt"))
+                    header, handle = handles[path]
+                    if name in header:
+                        return handle.get_tensor(name)
+                except SafetensorError as err:
+                    where = f"{path}: {name}"
+                    raise IntegrityError("tensor not readable", where=where, why=str(err), mend=MEND) from None
+                why = "the index places it there, the file's header does not list it"
+                raise IntegrityError(f"missing tensor {name}", where=str(path), why=why, mend=MEND)
+
+            yield read
 
     @cached_property
     def _fingerprint(self) -> str:

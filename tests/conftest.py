@@ -41,3 +41,11 @@ def tiny_llama_path() -> Path:
     from data_prep.targets import tiny_llama
 
     return _cached("tiny_llama", tiny_llama.recipe(0), tiny_llama.make_tiny_llama)
+
+
+@pytest.fixture(scope="session")
+def kimi_mini_path() -> Path:
+    """A trained miniature of Kimi-K2.5: its layout, int4 experts, slow tokenizer (hidden 64, 61 layers)."""
+    from kimi import make_miniature
+
+    return _cached("kimi_mini", make_miniature.recipe(), make_miniature.make_miniature)
