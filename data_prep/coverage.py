@@ -68,7 +68,7 @@ def count_by_label(dataset: Any, vocab_size: int) -> LabelledCounts:
 
 
 def _supervised(dataset: Any, kinds: list[str], vocab_size: int) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """(row, ids to be predicted): the masked-in positions from 2 on, as `data_prep.prepare.count_supervised` has them."""
+    """(row, ids to be predicted): masked-in positions from 2 on, as in `data_prep.prepare.count_supervised`."""
     columns = ["input_ids", "loss_mask", *kinds]
     for row in dataset.select_columns(columns).with_format("numpy"):
         ids = np.asarray(row["input_ids"])
@@ -98,18 +98,18 @@ def coverage_report(
         `all`, and under `domain` and `language` one entry a label, each: records, tokens, unique (distinct tokens),
         coverage (share of tokens that the draft can propose), uncovered_tokens, uncovered_unique, most_uncovered,
         and for 95 to 99.5 % `vocab_needed` (size of a vocabulary by frequency over *all* tokens, which is how one is
-        built, that covers that share of this group; None where no size does) and `vocab_of_its_own` (size if only this
-        group counted). `never_covered`: ids that the set supervises and the vocabulary lacks, most frequent first.
+        built, that covers that share of this group; `vocab_needed_for_bound` for `min_coverage`) and `vocab_of_its_own`
+        (size if only this group counted). `never_covered`: ids that the set supervises and the vocabulary lacks, most frequent first.
     """
     counts = count_by_label(dataset, len(vocab.t2d))
     covered = vocab.t2d.numpy()
     order = np.argsort(-counts.total, kind="stable")  # the order in which build_draft_vocab takes tokens
-    whole = _group(counts.total, covered, order, len(dataset), tokenizer)
+    whole = _group(counts.total, covered, order, len(dataset), min_coverage, tokenizer)
     report: dict[str, Any] = {"vocab_size": vocab.size, "target_vocab_size": len(covered), "min_coverage": min_coverage}
     report["all"] = whole
     for kind, groups in counts.groups.items():
         report[kind] = {
-            label: _group(groups[label], covered, order, counts.records[kind][label], tokenizer)
+            label: _group(groups[label], covered, order, counts.records[kind][label], min_coverage, tokenizer)
             for label in sorted(groups)
         }
     missing = np.flatnonzero((counts.total > 0) & ~covered)
@@ -126,22 +126,16 @@ def coverage_warnings(report: dict[str, Any]) -> list[str]:
     for kind in LABELS:
         for label, one in report.get(kind, {}).items():
             if one["tokens"] and one["coverage"] < bound:
-                need = _size_for(one, bound)
-                mend = f"draft.vocab_size={need} would" if need else "only a larger share of it in the data would"
                 lines.append(
                     f"the draft vocabulary of {report['vocab_size']:,} covers {one['coverage']:.1%} of {kind} {label}, "
-                    f"below {bound:.1%}; {mend}"
+                    f"below {bound:.1%}; draft.vocab_size={one['vocab_needed_for_bound']} would reach it"
                 )
     return lines
 
 
-def _size_for(one: dict[str, Any], bound: float) -> int | None:
-    """The measured size that reaches the bound, from the next larger share of SHARES."""
-    share = next((share for share in SHARES if share >= bound), SHARES[-1])
-    return one["vocab_needed"][_percent(share)]
-
-
-def _group(counts: np.ndarray, covered: np.ndarray, order: np.ndarray, records: int, tokenizer: Any) -> dict[str, Any]:
+def _group(
+    counts: np.ndarray, covered: np.ndarray, order: np.ndarray, records: int, bound: float, tokenizer: Any
+) -> dict[str, Any]:
     tokens = int(counts.sum())
     inside = int(counts[covered].sum())
     missing = np.flatnonzero((counts > 0) & ~covered)
@@ -154,6 +148,7 @@ def _group(counts: np.ndarray, covered: np.ndarray, order: np.ndarray, records: 
         "uncovered_tokens": tokens - inside,
         "uncovered_unique": len(missing),
         "vocab_needed": _sizes(counts[order], tokens),
+        "vocab_needed_for_bound": _size(np.cumsum(counts[order]), bound, tokens),
         "vocab_of_its_own": _sizes(-np.sort(-counts), tokens),
         "most_uncovered": [
             {"id": int(i), "count": int(counts[i]), "text": tokenizer.decode([int(i)]) if tokenizer else None}
@@ -162,14 +157,14 @@ def _group(counts: np.ndarray, covered: np.ndarray, order: np.ndarray, records: 
     }
 
 
-def _sizes(ranked: np.ndarray, tokens: int) -> dict[str, int | None]:
-    """How many of the first entries of `ranked` [V] make up each share of `tokens`."""
+def _sizes(ranked: np.ndarray, tokens: int) -> dict[str, int]:
     running = np.cumsum(ranked)
-    sizes: dict[str, int | None] = {}
-    for share in SHARES:
-        place = int(np.searchsorted(running, share * tokens - 1e-6)) + 1 if tokens else 0
-        sizes[_percent(share)] = place if place <= len(ranked) else None
-    return sizes
+    return {_percent(share): _size(running, share, tokens) for share in SHARES}
+
+
+def _size(running: np.ndarray, share: float, tokens: int) -> int:
+    """How many of the first tokens make up a share of `tokens`, from running sums [V] that end in `tokens`."""
+    return int(np.searchsorted(running, share * tokens - 1e-6)) + 1 if tokens else 0
 
 
 def _percent(share: float) -> str:
@@ -188,7 +183,7 @@ def coverage_table(report: dict[str, Any]) -> Table:
     groups += [(f"{kind} {label}", one) for kind in LABELS for label, one in report.get(kind, {}).items()]
     for name, one in groups:
         low = one["tokens"] and one["coverage"] < report["min_coverage"]
-        sizes = ("-" if value is None else f"{value:,}" for value in one["vocab_needed"].values())
+        sizes = (f"{value:,}" for value in one["vocab_needed"].values())
         cells = (f"{one['tokens']:,}", f"{one['unique']:,}", f"{one['coverage']:.2%}", *sizes)
         table.add_row(escape(name), *cells, style="yellow" if low else None)
     return table

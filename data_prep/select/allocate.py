@@ -2,12 +2,12 @@
 
 1. *Proportional fitting.* The table domain x language x length starts as the product of the three quotas, is cut to
    what the sources hold, and its margins are scaled to the quotas in turn (iterative proportional fitting, bounded).
-2. *Domain x language, exactly.* A transport problem: whole numbers within the supply, quotas of domains and languages
-   filled as far as they can be filled together, and among those tables one as near to (1) as there is. Its matrix is
-   totally unimodular, so the linear programme's vertices are whole.
-3. *What no quota could take* is shared out over cells with supply left, in proportion to the product of their quotas,
-   until `total` is reached or nothing is left. It is reported as a shortfall of the quotas that stay short.
-4. *Lengths within each cell,* as in (2), with the cells' numbers given: where lengths and cells cannot both be had, the
+   What no quota could take is shared out over cells with supply left, in proportion to the product of their quotas.
+2. *Domain x language, exactly.* As many as are wanted or there are, in whole numbers within the supply, so that as few
+   as possible exceed the quota of their domain or language: a quota that falls short is made up for by others of its
+   own kind, not at the cost of the other kind. Among those tables it is one as near to (1) as there is. This is a
+   minimum-cost flow, whose linear programme has whole numbers for vertices.
+3. *Lengths within each cell,* likewise, with the cells' numbers given: where lengths and cells cannot both be had, the
    cells win.
 """
 
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.select.quotas import Quota, apportion
+from data_prep.select.quotas import Quota
 
 ROUNDS = 300
-MISSED = 1000.0  # cost of a conversation that a quota lacks, against 1 for one away from the fitted table
+EXCESS = 1000.0  # cost of a conversation beyond its quota, against 1 for one away from the fitted table
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Allocation:
 
     Args:
         take: [D, L, B] int64 conversations of each cell.
-        moved: conversations that step 3 shared out.
+        moved: conversations taken beyond the quota of their domain or language, in place of others.
     """
 
     take: np.ndarray
@@ -48,15 +48,17 @@ def margin(table: np.ndarray, axis: int) -> np.ndarray:
 def allocate(supply: np.ndarray, quotas: tuple[Quota, Quota, Quota], total: int) -> Allocation:
     """Fill the quotas from the supply [D, L, B] int64; the module's text says how."""
     wanted = [quota.counts.astype(float) for quota in quotas]
-    fitted = fit(supply, wanted)
-    cells = supply.sum(axis=2)  # [D, L]
+    asked = np.einsum("i,j,k->ijk", *wanted) / float(total) ** 2
+    supply = np.where(asked.sum(axis=2, keepdims=True) > 0, supply, 0)  # what has a quota of 0 stays out
+    fitted = spread(fit(supply, wanted), supply, asked, float(total))
     domain, language, length = (quota.counts for quota in quotas)
-    table = transport(domain, language, cells, fitted.sum(axis=2))
-    missing = total - int(table.sum())
-    table, moved = spread(table, cells, np.outer(wanted[0], wanted[1]), missing)
+    cells = supply.sum(axis=2)  # [D, L]
+    table = transport(domain, language, cells, fitted.sum(axis=2), min(total, int(cells.sum())))
     flat = supply.reshape(-1, supply.shape[2])  # [D * L, B]
-    take = transport(table.ravel(), length, flat, _within(fitted.reshape(flat.shape), flat, table.ravel()), exact=True)
-    return Allocation(take.reshape(supply.shape), moved)
+    near = _within(fitted.reshape(flat.shape), flat, table.ravel())
+    take = transport(table.ravel(), length, flat, near, int(table.sum()), rows_may_exceed=False)
+    excess = [np.maximum(margin(table, axis) - quotas[axis].counts, 0).sum() for axis in (0, 1)]
+    return Allocation(take.reshape(supply.shape), int(max(excess)))
 
 
 def fit(supply: np.ndarray, wanted: list[np.ndarray]) -> np.ndarray:
@@ -76,56 +78,54 @@ def fit(supply: np.ndarray, wanted: list[np.ndarray]) -> np.ndarray:
     return table
 
 
+def spread(table: np.ndarray, bound: np.ndarray, weights: np.ndarray, total: float) -> np.ndarray:
+    """Raise a table to a sum of `total`, in proportion to `weights` and within `bound`, as far as there is room."""
+    while (left := total - table.sum()) > 1e-6:
+        shares = np.where(bound - table > 1e-9, weights, 0)
+        if not shares.any():
+            break
+        table = np.minimum(table + shares * (left / shares.sum()), bound)
+    return table
+
+
 def transport(
-    rows: np.ndarray, columns: np.ndarray, bound: np.ndarray, near: np.ndarray, *, exact: bool = False
+    rows: np.ndarray,
+    columns: np.ndarray,
+    bound: np.ndarray,
+    near: np.ndarray,
+    total: int,
+    *,
+    rows_may_exceed: bool = True,
 ) -> np.ndarray:
-    """A table of whole numbers [R, C] that fills its row and column sums as far as the bounds let it.
+    """A table of whole numbers [R, C] with the sum `total` that exceeds its row and column sums as little as it can.
 
     Args:
         rows: [R] wanted row sums.
         columns: [C] wanted column sums.
-        bound: [R, C] the most of each cell.
+        bound: [R, C] the most of each cell; their sum is at least `total`.
         near: [R, C] where the choice is free, stay near this table.
-        exact: row sums are met exactly (they can be) and columns may get more than wanted; else nothing gets more.
+        total: how many are to be taken in all.
+        rows_may_exceed: whether rows may get more than wanted, as columns may.
     """
     from scipy.optimize import linprog  # imported here: a wrong setting must fail before heavy libraries load
-    from scipy.sparse import coo_array
+    from scipy.sparse import eye_array, hstack, kron, vstack
 
     r, c = bound.shape
-    first = np.minimum(np.rint(near), bound)  # [R, C] what costs nothing
-    n = r * c
-    number = np.arange(n)
-    spare = np.full(c if exact else 0, -1)
-    # variables: first part of a cell, rest of a cell, lack of a row, lack of a column, excess of a column
-    to_row = np.concatenate([number // c, number // c, np.arange(r)])
-    to_column = r + np.concatenate([number % c, number % c, np.arange(c), np.arange(len(spare))])
-    at_row = np.concatenate([number, n + number, 2 * n + np.arange(r)])
-    at_column = np.concatenate([number, n + number, 2 * n + r + np.arange(c + len(spare))])
-    values = np.concatenate([np.ones(2 * n + r), np.ones(2 * n + c), spare])
-    matrix = coo_array((values, (np.concatenate([to_row, to_column]), np.concatenate([at_row, at_column]))))
-    lack = np.concatenate([np.zeros(r) if exact else rows, columns])
-    upper = np.concatenate([first.ravel(), (bound - first).ravel(), lack, np.full(len(spare), np.inf)])
-    cost = np.concatenate([np.zeros(n), np.ones(n), np.full(r + c, MISSED), np.zeros(len(spare))])
-    bounds = np.stack([np.zeros_like(upper), upper], axis=1)
-    wanted = np.concatenate([rows, columns]).astype(float)
-    solved = linprog(cost, A_eq=matrix.tocsr(), b_eq=wanted, bounds=bounds, method="highs-ds")
+    first = np.clip(np.rint(near), 0, bound)  # [R, C] what costs nothing
+    # variables: first part of each cell, rest of each cell, excess of each row, excess of each column
+    sums = vstack([kron(eye_array(r), np.ones((1, c))), kron(np.ones((1, r)), eye_array(c))])  # [R + C, R * C]
+    at_most = hstack([sums, sums, -eye_array(r + c)]).tocsr()
+    in_all = np.concatenate([np.ones(2 * r * c), np.zeros(r + c)])[None]
+    free = np.full(r, np.inf if rows_may_exceed else 0.0)
+    upper = np.concatenate([first.ravel(), (bound - first).ravel(), free, np.full(c, np.inf)])
+    cost = np.concatenate([np.zeros(r * c), np.ones(r * c), np.full(r + c, EXCESS)])
+    solved = linprog(
+        cost, A_ub=at_most, b_ub=np.concatenate([rows, columns]), A_eq=in_all, b_eq=[total],
+        bounds=np.stack([np.zeros_like(upper), upper], axis=1), method="highs-ds",
+    )  # fmt: skip
     if solved.x is None:
-        raise AssertionError(f"a transport problem with slack has a solution: {solved.message}")
-    return np.rint(solved.x[:n] + solved.x[n : 2 * n]).astype(np.int64).reshape(r, c)
-
-
-def spread(table: np.ndarray, bound: np.ndarray, weights: np.ndarray, missing: int) -> tuple[np.ndarray, int]:
-    """Share out `missing` over cells [D, L] with room, in proportion to `weights` (step 3); (table, shared out)."""
-    table, left = table.copy(), missing
-    while left > 0:
-        room = np.where(weights > 0, bound - table, 0)
-        if not room.any():
-            break
-        share = apportion(np.where(room > 0, weights, 0).ravel(), left).reshape(table.shape)
-        given = np.minimum(share, room)
-        table += given
-        left -= int(given.sum())
-    return table, missing - left
+        raise AssertionError(f"taking what there is can be done: {solved.message}")
+    return np.rint(solved.x[: r * c] + solved.x[r * c : 2 * r * c]).astype(np.int64).reshape(r, c)
 
 
 def _within(fitted: np.ndarray, supply: np.ndarray, cells: np.ndarray) -> np.ndarray:
