@@ -23,6 +23,11 @@ from train.job import SampleSource, TrainSample
 T = TypeVar("T")
 
 
+def epoch_order(seed: int, epoch: int, samples: int) -> np.ndarray:
+    """The permutation in which an epoch reads its conversations: [samples] int64."""
+    return np.random.default_rng((seed, epoch)).permutation(samples)
+
+
 class StepPlan:
     """The order of the conversations: a pure function of (settings, step), so its position is the step.
 
@@ -56,7 +61,7 @@ class StepPlan:
         self._permutation = lru_cache(maxsize=2)(self._draw)
 
     def _draw(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng((self.seed, epoch)).permutation(self.samples)
+        return epoch_order(self.seed, epoch, self.samples)
 
     def epoch(self, step: int) -> float:
         """Epochs done once `step` steps are done."""

@@ -72,6 +72,8 @@ class TrainJob:
         model_args: JSON-able keyword arguments of `model`.
         identity: whatever else the weights depend on (store fingerprint, target, draft shape, vocabulary key).
         name: run name shown by the tracker.
+        stop_at: end this call after so many steps, with a checkpoint; 0 = at the last. No part of the identity: the
+            same job goes on from there.
     """
 
     run_dir: str
@@ -84,6 +86,7 @@ class TrainJob:
     model_args: dict[str, Any]
     identity: dict[str, Any] = field(default_factory=dict)
     name: str = "redraft"
+    stop_at: int = 0
 
     def save(self, path: Path) -> None:
         """Write as JSON, atomically."""
@@ -96,7 +99,11 @@ class TrainJob:
         Raises:
             IntegrityError: the file is missing or not JSON.
         """
-        data = read_json(path)
+        return cls.from_dict(read_json(path))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> TrainJob:
+        """Build from `dataclasses.asdict` of a job."""
         return cls(**{**data, "train": TrainConfig(**data["train"]), "track": TrackConfig(**data["track"])})
 
     def full_identity(self) -> dict[str, Any]:
@@ -112,7 +119,8 @@ class TrainResult:
     Args:
         steps: optimizer steps taken in all, earlier runs of the same job included.
         resumed_from: step of the checkpoint this run started from; 0 = from scratch.
-        weights: `final.safetensors`, the draft's trained weights and its d2t/t2d under their served names.
+        weights: `final.safetensors`, the draft's trained weights and its d2t/t2d under their served names; "" when the
+            call was to stop before the last step.
         metrics: `metrics.jsonl`.
         train: last training metrics; val: last validation metrics (empty without validation samples).
         seconds: wall time of this run's steps.

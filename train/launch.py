@@ -14,7 +14,8 @@ from eagle3 import errors
 from eagle3.atomic import read_json
 from eagle3.errors import RedraftError
 from train.job import TrainJob, TrainResult
-from train.loop import Loop
+from train.loop import PAUSED, Loop
+from train.orders import check_world, shared
 from train.world import free_port, joined, launched
 
 ERROR_FILE = "worker-error-{rank}.json"
@@ -29,11 +30,13 @@ def run_training(job: TrainJob) -> TrainResult:
     """Train to the end of the job, going on from its newest whole checkpoint if there is one.
 
     An outer launcher that has set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT (torchrun, deepspeed with
-    a hostfile, srun) is joined: each of its processes makes this call, over a shared run folder.
+    a hostfile, srun) is joined, over a shared run folder. Either each of its processes makes this call, or, under
+    the front door, rank 0 does inside `train.orders.leading` and the others `follow`.
 
     Raises:
         RedraftError: one line on what went wrong; running the same job again goes on from the newest checkpoint.
     """
+    check_world(job.train)
     count = process_count(job.train.processes)
     if launched() or count == 1:
         return train_here(job)
@@ -42,7 +45,7 @@ def run_training(job: TrainJob) -> TrainResult:
 
 def train_here(job: TrainJob) -> TrainResult:
     """Train as one process of the world that the environment describes (alone without one)."""
-    with joined() as world:
+    with joined() as world, shared(job):
         return Loop(job, world).run()
 
 
@@ -52,6 +55,7 @@ def _train_in_workers(job: TrainJob, count: int) -> TrainResult:
     job.save(folder / "job.json")
     for rank in range(count):
         (folder / ERROR_FILE.format(rank=rank)).unlink(missing_ok=True)
+    (folder / PAUSED).unlink(missing_ok=True)
     workers = _start_workers(folder / "job.json", count)
     try:
         codes = _wait(workers)
@@ -59,7 +63,8 @@ def _train_in_workers(job: TrainJob, count: int) -> TrainResult:
         _end(workers)
     if any(codes):
         raise _failure(folder, codes)
-    return TrainResult(**read_json(folder / "result.json"))
+    paused = folder / PAUSED
+    return TrainResult(**read_json(paused if paused.exists() else folder / "result.json"))
 
 
 def _start_workers(job_file: Path, count: int) -> list[subprocess.Popen[bytes]]:

@@ -21,17 +21,20 @@ from eagle3.ttt import PackedBatch
 from train.batches import Ahead, StepPlan, read_micro_batches
 from train.engine import build_engine, gathered_state, gradient_norm, model_dtype, set_learning_rate
 from train.figures import figures
+from train.fit import memory_limit, memory_settings, with_stage
 from train.job import SampleSource, TrainJob, TrainResult, resolve
 from train.losses import step_weights, supervised_counts
 from train.metrics import read_metrics
-from train.model import Trainee
+from train.model import Trainee, TrainParts
 from train.progress import TrainProgress
-from train.resume import find_checkpoint, load_checkpoint, save_checkpoint
+from train.resume import find_checkpoint, load_checkpoint, recorded, save_checkpoint
 from train.schedule import learning_rate
 from train.stop import StopRequest, listening
 from train.track import Tracker
 from train.validate import validate
 from train.world import World
+
+PAUSED = "paused.json"  # the result of a call that ended before the last step
 
 
 class Loop:
@@ -51,6 +54,7 @@ class Loop:
         self.samples: SampleSource = open_source("train", **job.source_args)
         self.held_out: SampleSource | None = open_source("val", **job.source_args)
         self.plan = StepPlan(len(self.samples), self.cfg, world.size, world.rank)
+        self.end = min(job.stop_at or self.plan.total_steps, self.plan.total_steps)
         self.done = 0
         self.last: dict[str, dict[str, Any]] = {"train": {}, "val": {}}
 
@@ -63,8 +67,12 @@ class Loop:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         _seed(self.cfg.seed + self.world.rank)
+        parts = resolve(self.job.model)(**self.job.model_args)
+        fitted = self._fit(parts)
         checkpoint, notes = find_checkpoint(self.checkpoints, self.identity, self.world)
-        self._build()
+        notes = [*fitted, *notes]
+        self._build(parts)
+        del parts  # the target's head as it was read: on a GPU it would stay in the host's memory
         if checkpoint is not None:
             load_checkpoint(self.engine, checkpoint, self.world)
             self.done = checkpoint.step
@@ -81,13 +89,33 @@ class Loop:
             except BaseException:
                 self._close(exit_code=1)
                 raise
-            result = self._finish(resumed_from, time.monotonic() - started)
+            finish = self._pause if self.done < self.plan.total_steps else self._finish
+            result = finish(resumed_from, time.monotonic() - started)
         self._close(exit_code=0)
         return result
 
-    def _build(self) -> None:
+    def _fit(self, parts: TrainParts) -> list[str]:
+        """Choose the ZeRO stage where that is asked for; it belongs to the identity, for checkpoints depend on it."""
+        dtype, device, shape = model_dtype(self.cfg.dtype, self.world.device), self.world.device, parts.draft.shape
+        settings = memory_settings(
+            self.cfg,
+            shape,
+            world=self.world.size,
+            rows=self.plan.micro * max(self.samples.lengths),
+            accumulation=self.plan.accumulation,
+            dtype=dtype,
+            cuda=device.type == "cuda",
+        )
+        before = self.world.broadcast(recorded(self.checkpoints, "train.zero_stage") if self.world.first else None)
+        limit = self.world.least(memory_limit(self.cfg, device))
+        self.cfg, line = with_stage(self.cfg, shape, settings, limit, before)
+        self.identity["train.zero_stage"] = self.cfg.zero_stage
+        if self.cfg.offload_optimizer:
+            self.identity["train.offload_optimizer"] = True
+        return [line] if line else []
+
+    def _build(self, parts: TrainParts) -> None:
         dtype = model_dtype(self.cfg.dtype, self.world.device)
-        parts = resolve(self.job.model)(**self.job.model_args)
         recompute = self.cfg.activation_checkpointing == "step"
         self.module = Trainee(parts, self.world.device, dtype, self.cfg.head_chunk, recompute)
         self.engine = build_engine(self.module, self.cfg, self.world, self.plan.micro, self.plan.accumulation)
@@ -105,14 +133,14 @@ class Loop:
 
     def _steps(self, stop: StopRequest) -> None:
         total = self.plan.total_steps
-        ahead = Ahead(lambda s: read_micro_batches(self.samples, self.plan.micro_batches(s)), total)
+        ahead = Ahead(lambda s: read_micro_batches(self.samples, self.plan.micro_batches(s)), self.end)
         try:
-            while self.done < total:
+            while self.done < self.end:
                 asked = self._step(ahead.get(self.done), stop)
                 last = self.done == total
                 if self.cfg.val_every and self.done % self.cfg.val_every == 0 and not last:
                     self._validate()
-                if self.done % self.cfg.save_every == 0 or (asked and not last):
+                if self.done % self.cfg.save_every == 0 or ((asked or self.done == self.end) and not last):
                     self._save()
                 if asked and not last:
                     raise RedraftError(
@@ -211,6 +239,16 @@ class Loop:
         found = {row["kind"]: row for row in rows if row["step"] == self.done}
         for kind, row in self.world.broadcast(found).items():
             self.last[kind] = self.last[kind] or row
+
+    def _pause(self, resumed_from: int, seconds: float) -> TrainResult:
+        """End before the last step; the checkpoint is there."""
+        train, val = self.last["train"], self.last["val"]
+        metrics = str(self.folder / "metrics.jsonl")
+        result = TrainResult(self.done, resumed_from, "", metrics, train=train, val=val, seconds=seconds)
+        if self.world.first:
+            write_json(self.folder / PAUSED, dataclasses.asdict(result))
+        self.world.barrier()
+        return result
 
     def _finish(self, resumed_from: int, seconds: float) -> TrainResult:
         if self.done % self.cfg.save_every:

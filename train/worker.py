@@ -12,7 +12,7 @@ from eagle3.errors import RedraftError
 from train.job import TrainJob
 
 
-def _leave_with_parent() -> None:
+def leave_with_parent() -> None:
     """End this process when the parent's end of stdin closes, however the parent died."""
 
     def watch() -> None:
@@ -26,7 +26,7 @@ def _leave_with_parent() -> None:
 def main(arguments: list[str]) -> int:
     """Train; exit codes: 0 done, 2 an expected failure (one line on stderr, and a file for the parent)."""
     if "--with-parent" in arguments:
-        _leave_with_parent()
+        leave_with_parent()
     # torchrun and deepspeed may add options of their own (--local_rank=...)
     path = next((Path(a) for a in arguments if not a.startswith("--")), None)
     if path is None:

@@ -25,10 +25,11 @@ class CaptureChoice:
     """The backend that the configuration asks for.
 
     An engine is looked for only when `identity` or `open` is used, so a finished stage is skipped without one.
+    `log` is the name of the engine's log in the run folder's `extract`.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.config = run, run.config.capture
+    def __init__(self, run: Run, log: str = "sglang.log") -> None:
+        self.run, self.config, self.log = run, run.config.capture, log
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class CaptureChoice:
         if isinstance(plan, HTTPPlan):
             norm = run.weights.final_norm()
             return SGLangHTTPCapture(run.wiring, plan, config.sglang, vocab_size=vocab, final_norm=norm)
-        log = run.run_dir / "extract" / "sglang.log"
+        log = run.run_dir / "extract" / self.log
         return SGLangCapture(
             run.target_path,
             run.wiring,

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data_prep.config import CaptureConfig, DataConfig, StoreConfig
 from data_prep.regenerate.config import RegenerateConfig
+from data_prep.rounds import parse_size
 from data_prep.select.config import SelectConfig
 from eagle3.config import DraftConfig, ExportConfig, TargetConfig, WiringConfig, require
 from eagle3.conventions import convention
@@ -19,6 +20,7 @@ from eagle3.errors import ConfigError, WiringError
 from eagle3.wiring import Site, Wiring
 from eval.config import EvalConfig
 from train.config import TrackConfig, TrainConfig
+from train.hardware import HardwareConfig
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 STAGES = ("plan", "select", "regenerate", "prepare", "extract", "train", "export", "eval")
@@ -41,6 +43,7 @@ class RedraftConfig:
     name: str = "???"
     run_dir: str = "???"
     stages: list[str] = field(default_factory=list)
+    disk_budget: str = ""  # most that the store may take: "2TB", "500GiB"; extract and train alternate when it is less
     mark_latest: bool = True  # let `runs/latest` point at this run
     paths: PathsConfig = field(default_factory=PathsConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
@@ -55,6 +58,8 @@ class RedraftConfig:
     track: TrackConfig = field(default_factory=TrackConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)  # what `stages=[plan]` reckons with
+    plan_json: str = ""  # file that `stages=[plan]` writes its numbers to; "" = none: a plan touches nothing
 
     def validate(self) -> None:
         """Check each part, then what spans parts. Loads nothing.
@@ -65,6 +70,8 @@ class RedraftConfig:
         for stage in self.stages:
             require(stage in STAGES, "stages", stage, " ".join(STAGES))
         require(bool(self.stages), "stages", self.stages, "at least one of " + " ".join(STAGES))
+        if self.disk_budget:
+            parse_size(self.disk_budget, "disk_budget")
         parts = (
             self.target,
             self.select,
@@ -77,6 +84,7 @@ class RedraftConfig:
             self.track,
             self.export,
             self.eval,
+            self.hardware,
         )
         for part in parts:
             part.validate()
@@ -87,12 +95,12 @@ class RedraftConfig:
             self.draft.vocab_size,
             f"at most target.vocab_size = {self.target.vocab_size}",
         )
-        world = max(self.train.processes, 1) * self.train.micro_batch_size
+        world = self.train.nodes * max(self.train.processes, 1) * self.train.micro_batch_size
         require(
             self.train.global_batch_size % world == 0,
             "train.global_batch_size",
             self.train.global_batch_size,
-            f"a multiple of train.processes x train.micro_batch_size = {world}",
+            f"a multiple of train.nodes x train.processes x train.micro_batch_size = {world}",
         )
 
     def build_wiring(self) -> Wiring:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,25 +38,32 @@ STAGE_FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
 
 
 @contextlib.contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
+def locked(run_dir: Path, shared: bool = False) -> Iterator[None]:
     """Hold the run folder; the kernel frees the lock when its owner dies, however it dies.
+
+    `shared`: together with others that share it too (extraction's workers, on this node or another), against all else.
+    Where the file system has no locks, a line says so and the folder is used without one.
 
     Raises:
         RedraftError: another process holds it.
     """
     with open(run_dir / ".lock", "a+", encoding="utf-8") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as err:
+            if err.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                console.print(f"  no locks in the run folder ({err.strerror}): start one command at a time")
+                yield
+                return
             handle.seek(0)
             raise RedraftError(
                 "the run folder is in use",
                 where=str(run_dir),
                 why=f"process {handle.read().strip() or '?'} works in it",
-                mend="wait for it, or choose another run_dir",
+                mend="wait for it, or choose another run_dir; stages=[extract] alone may run many times at once",
             ) from None
         handle.truncate(0)
-        handle.write(str(os.getpid()))
+        handle.write(f"{os.getpid()} on {socket.gethostname()}")
         handle.flush()
         yield
 
@@ -62,7 +71,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 def mark_latest(run_dir: Path) -> None:
     """Point `latest`, beside the run folder, at it."""
     link = run_dir.parent / "latest"
-    temporary = link.with_name(f".latest.{os.getpid()}")
+    temporary = link.with_name(f".latest.{socket.gethostname()}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(run_dir.name)
     os.replace(temporary, link)
@@ -78,7 +87,7 @@ def make_run_dir(path: str) -> Path:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / ".writable").touch()
-        (run_dir / ".writable").unlink()
+        (run_dir / ".writable").unlink(missing_ok=True)
     except OSError as err:
         raise RedraftError(
             "cannot write the run folder", where=path, why=str(err.strerror or err), mend="choose another run_dir"
@@ -102,7 +111,7 @@ def run_pipeline(config: RedraftConfig) -> None:
     disable_progress_bar()
     set_verbosity_error()  # it warns of rotary keys that engines want and it does not read
     run_dir = make_run_dir(config.run_dir)
-    with locked(run_dir):
+    with locked(run_dir, shared=wanted == ["extract"]):
         write_provenance(config, run_dir)
         run = Run.create(config, run_dir)
         heading(run)

@@ -23,17 +23,23 @@ class StoreSource:
         records: record id -> token ids the prepared data has now.
         wiring: what the draft is trained on.
         embedding: the target's `[V, H]` embedding, needed when the wiring names it.
+        partial: the store holds some of the records only, as in rounds; the others cannot be read.
 
     Raises:
         DataError: a record is prepared but not in the store.
     """
 
     def __init__(
-        self, store: Store, records: dict[str, list[int]], wiring: Wiring, embedding: torch.Tensor | None
+        self,
+        store: Store,
+        records: dict[str, list[int]],
+        wiring: Wiring,
+        embedding: torch.Tensor | None,
+        partial: bool = False,
     ) -> None:
         positions = {record_id: index for index, record_id in enumerate(store.record_ids)}
         missing = [record_id for record_id in records if record_id not in positions]
-        if missing:
+        if missing and not partial:
             raise DataError(
                 "prepared records have no hidden states",
                 where=str(store.path),
@@ -42,7 +48,7 @@ class StoreSource:
             )
         self.store, self.records, self.wiring, self.embedding = store, records, wiring, embedding
         self.record_ids = list(records)
-        self.positions = [positions[record_id] for record_id in self.record_ids]
+        self.positions = [positions.get(record_id, -1) for record_id in self.record_ids]
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -50,14 +56,18 @@ class StoreSource:
     @property
     def lengths(self) -> list[int]:
         """Rows of each sample: one fewer than its tokens."""
-        return [self.store.lengths[position] - 1 for position in self.positions]
+        return [len(self.records[record_id]) - 1 for record_id in self.record_ids]
 
     def get(self, index: int) -> TrainingSample:
         """Read and standardize one sample.
 
         Raises:
+            DataError: the store does not hold it.
             IntegrityError: the stored tokens are not the prepared ones.
         """
+        if self.positions[index] < 0:
+            where = f"{self.store.path}, record {self.record_ids[index]!r}"
+            raise DataError("a record's hidden states are not there", where=where, mend="run the extract stage")
         captured = self.store[self.positions[index]]
         expected = self.records[self.record_ids[index]]
         if captured.input_ids.tolist() != list(expected):
@@ -80,6 +90,7 @@ def open_source(
     identity: dict[str, Any],
     tokenizer_hash: str,
     accept_other_wiring: bool,
+    partial: bool = False,
 ) -> StoreSource:
     """Open the samples of `split` ("train" or "val"); every argument is JSON-able, so that workers can call it."""
     wanted = Wiring.from_dict(wiring)
@@ -89,8 +100,9 @@ def open_source(
         target=identity,
         tokenizer_hash=tokenizer_hash,
         accept_other_wiring=accept_other_wiring,
+        unfinished=partial,
     )
     rows = load_prepared(Path(prepared), split)
     records = dict(zip(rows["record_id"], rows["input_ids"], strict=True))
     embedding = TargetWeights(Path(target)).embedding() if EMBEDDING in wanted.aux else None
-    return StoreSource(opened, records, wanted, embedding)
+    return StoreSource(opened, records, wanted, embedding, partial)

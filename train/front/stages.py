@@ -5,14 +5,14 @@ A stage returns what the summary should name.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from data_prep.extract import extract
-from data_prep.prepare import load_prepared, prepare
+from data_prep.prepare import prepare
+from data_prep.rounds import RoundPlan
 from data_prep.store import Store, StoreManifest
 from eagle3.atomic import read_json, sha256_file
 from eagle3.checkpoint import load_state, save_served
@@ -20,6 +20,7 @@ from eagle3.draft import Eagle3Draft
 from eagle3.draft_build import build_draft
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import RedraftError
+from eagle3.place import remove
 from eagle3.target_identity import TargetIdentity
 from eagle3.vocab import load_vocab, vocab_from_maps
 from eagle3.wiring import Wiring
@@ -27,10 +28,13 @@ from train.front.capture import CaptureChoice
 from train.front.console import console, progress_bar, size_text
 from train.front.context import Run
 from train.front.draft_shape import target_shape
+from train.front.extraction import Work, run_extraction
 from train.front.records import StageRecord, skip, source_fingerprint
+from train.front.rounds import MARKER as ROUNDS_MARKER
+from train.front.rounds import Rounds, check_rounds, rounds_of
 from train.front.store_check import check_states, check_tokens
 from train.front.vocabulary import draft_vocab_file
-from train.job import TrainJob
+from train.job import TrainJob, TrainResult
 from train.launch import run_training
 
 
@@ -97,27 +101,31 @@ def store_manifest(run: Run, prepared: dict[str, Any], capture: dict[str, Any]) 
     )
 
 
+def extract_record(run: Run, prepared: dict[str, Any]) -> StageRecord:
+    """The finished-marker of a whole extraction."""
+    asked = store_manifest(run, prepared, CaptureChoice(run).settings)
+    return StageRecord(run.store / "stage.json", {"store": asked.to_dict(), "content": prepared["content"]})
+
+
 def extract_stage(run: Run) -> dict[str, Any]:
-    """Tokens -> hidden states at the wiring's sites, on disk."""
-    from datasets import concatenate_datasets
-
-    prepared, choice = prepared_manifest(run), CaptureChoice(run)
+    """Tokens -> hidden states at the wiring's sites, on disk; in rounds, the train stage does it."""
+    prepared = prepared_manifest(run)
     check_tokenizer(run, prepared)
-    asked = store_manifest(run, prepared, choice.settings)
-    record = StageRecord(run.store / "stage.json", {"store": asked.to_dict(), "content": prepared["content"]})
+    record = extract_record(run, prepared)
     if not skip(record):
-        manifest = store_manifest(run, prepared, choice.identity)
+        rounds = rounds_of(run)
+        if rounds is not None:
+            check_rounds(run, rounds)
+            return {"hidden states": f"{run.store} (extracted and freed in {len(rounds.rounds)} rounds)"}
+        manifest = store_manifest(run, prepared, CaptureChoice(run).identity)
         record.begin()
-        rows = concatenate_datasets([load_prepared(run.prepared, split) for split in ("train", "val")])
+        remove(run.store / ROUNDS_MARKER)  # from here on the store is filled for good
         tokens = sum(prepared["counts"][split]["tokens"] for split in ("train", "val"))
-
-        with progress_bar("hidden states", tokens, "tokens") as advance, choice.open() as backend:
-            sizes = (run.config.capture.batch_tokens, run.config.store.shard_tokens)
-            done = extract(rows, backend, run.store, manifest, *sizes, advance)
-        console.print(
-            f"      captured {done.tokens:,} tokens of {done.records:,} records; {done.found_done:,} were there"
-        )
-        record.finish(records=done.records + done.found_done, tokens=tokens)
+        started = time.monotonic()
+        done = run_extraction(run, Work(manifest, tokens))
+        if done.complete:
+            spent = {"captured": done.tokens, "seconds": time.monotonic() - started}  # the plan's rate of a later run
+            record.finish(records=done.records + done.found_done, tokens=tokens, **spent)
     size = sum(path.stat().st_size for path in run.store.rglob("*.safetensors"))
     return {"hidden states": f"{run.store} ({size_text(size)})"}
 
@@ -140,9 +148,14 @@ def train_stage(run: Run) -> dict[str, Any]:
     folder = run.run_dir / "train"
     record = StageRecord(folder / "stage.json", train_inputs(run))
     if not skip(record):
-        check_store(run)
-        record.begin()
-        result = run_training(train_job(run, folder))
+        prepared = prepared_manifest(run)
+        rounds = None if extract_record(run, prepared).finished() else rounds_of(run)
+        if rounds is None:
+            check_store(run)
+            record.begin()
+            result = run_training(train_job(run, folder))
+        else:
+            result = train_in_rounds(run, rounds, prepared, record)
         record.finish(steps=result.steps, val=result.val)
     result = read_json(folder / "result.json")
     facts = {"trained weights": result["weights"], "training metrics": result["metrics"]}
@@ -151,8 +164,21 @@ def train_stage(run: Run) -> dict[str, Any]:
     return facts
 
 
-def check_store(run: Run) -> None:
-    """Refuse a store that is missing, damaged, of another wiring, target or tokenizer, or not what it says it is."""
+def train_in_rounds(run: Run, plan: RoundPlan, prepared: dict[str, Any], record: StageRecord) -> TrainResult:
+    """Extract and train in turns, within the disk budget."""
+    check_rounds(run, plan)
+    record.begin()
+    rounds = Rounds(run, plan, store_manifest(run, prepared, CaptureChoice(run).identity))
+    job = train_job(run, record.path.parent)
+    job = replace(job, source_args={**job.source_args, "partial": True})
+    return rounds.go(record.path.parent, job, lambda: check_store(run, partial=True), run_training)
+
+
+def check_store(run: Run, partial: bool = False) -> None:
+    """Refuse a store that is missing, damaged, of another wiring, target or tokenizer, or not what it says it is.
+
+    `partial`: it holds a part of the records only, as in rounds.
+    """
     prepared = prepared_manifest(run)
     check_tokenizer(run, prepared)
     opened = Store.open(
@@ -162,6 +188,7 @@ def check_store(run: Run) -> None:
         tokenizer_hash=prepared["tokenizer_hash"],
         template_hash=prepared["template_hash"],
         accept_other_wiring=run.config.store.accept_other_wiring,
+        unfinished=partial,
     )
     check_tokens(opened, run.prepared)
     check_states(run, run.store)
