@@ -6,6 +6,7 @@ says so in one figure, while the answers in another language fall out of it. So 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ LABELS = ("domain", "language")
 UNLABELLED = "(none)"
 SHARES = (0.95, 0.98, 0.99, 0.995)
 NAMED_TOKENS = 20  # most frequent uncovered tokens that the report names in each group
+COUNTED_TOGETHER = 1 << 20  # tokens
 LISTED_IDS = 2000  # uncovered token ids that the report lists over all groups
 
 
@@ -53,18 +55,36 @@ def count_by_label(dataset: Any, vocab_size: int) -> LabelledCounts:
         DataError: a token id lies outside the target's vocabulary.
     """
     kinds = [kind for kind in LABELS if kind in dataset.column_names]
+    by_labels: dict[tuple[str, ...], np.ndarray] = {}
+    waiting: dict[tuple[str, ...], list[np.ndarray]] = defaultdict(list)
     counts = LabelledCounts(
         np.zeros(vocab_size, dtype=np.int64), {kind: {} for kind in kinds}, {kind: {} for kind in kinds}
     )
+    tokens = 0
     for row, learnt in _supervised(dataset, kinds, vocab_size):
-        own = np.bincount(learnt, minlength=0)
-        counts.total[: len(own)] += own
-        for kind in kinds:
-            label = row[kind] or UNLABELLED
-            group = counts.groups[kind].setdefault(label, np.zeros(vocab_size, dtype=np.int64))
-            group[: len(own)] += own
+        labels = tuple(str(row[kind] or UNLABELLED) for kind in kinds)
+        waiting[labels].append(learnt)
+        for kind, label in zip(kinds, labels, strict=True):
             counts.records[kind][label] = counts.records[kind].get(label, 0) + 1
+        tokens += len(learnt)
+        if tokens >= COUNTED_TOGETHER:
+            _count(waiting, by_labels, vocab_size)
+            tokens = 0
+    _count(waiting, by_labels, vocab_size)
+    for labels, own in by_labels.items():
+        counts.total += own
+        for kind, label in zip(kinds, labels, strict=True):
+            counts.groups[kind].setdefault(label, np.zeros(vocab_size, dtype=np.int64))
+            counts.groups[kind][label] += own
     return counts
+
+
+def _count(waiting: dict[Any, list[np.ndarray]], counts: dict[Any, np.ndarray], vocab_size: int) -> None:
+    """Move waiting ids into the counts; many conversations at a time, for a vocabulary is longer than one of them."""
+    for labels, ids in waiting.items():
+        own = np.bincount(np.concatenate(ids), minlength=vocab_size)
+        counts[labels] = counts[labels] + own if labels in counts else own
+    waiting.clear()
 
 
 def _supervised(dataset: Any, kinds: list[str], vocab_size: int) -> Iterator[tuple[dict[str, Any], np.ndarray]]:

@@ -78,6 +78,7 @@ class Reader:
         record = raw.record
         assert record is not None
         conv = to_conversation(record, "", self.source.name, raw.where)
+        _check_unicode(conv.messages, raw.where)
         messages = self._asked(conv.messages)
         turns = [normalize(m["content"]) for m in messages if m["role"] == "user"]
         spoken = "\n".join(m["content"] for m in messages if m["role"] == "user")
@@ -120,6 +121,16 @@ class Reader:
             return label, "record" if self.source.language_key and record.get(self.source.language_key) else "set"
         code, sure = detect(spoken, self.cfg.language_confidence, tuple(self.cfg.detect_languages))
         return code, f"detected {sure:.2f}"
+
+
+def _check_unicode(messages: list[dict], where: str) -> None:
+    """Refuse text that JSON can escape but no tokenizer can read."""
+    try:
+        for message in messages:
+            message["content"].encode("utf-8")
+    except UnicodeEncodeError as err:
+        why = f"half a surrogate pair at character {err.start}"
+        raise DataError("text is not Unicode", where=where, why=why, mend="fix or drop the record") from None
 
 
 class Ruler:

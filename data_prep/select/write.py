@@ -60,7 +60,7 @@ def write_selected(
     unordered = work / "unordered.jsonl"
     with open(unordered, "wb") as handle:
         for place, record in _chosen(cfg, sources, found, writer):
-            line = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass")
+            line = _line(record)
             spans[place] = handle.tell(), len(line)
             handle.write(line)
             advance(1)
@@ -72,14 +72,22 @@ def write_selected(
 
 def _with_own_id(line: bytes, taken: set[str]) -> bytes:
     """The line, its id made different from all before it where a source gave one id twice."""
-    record = json.loads(line.decode("utf-8", "surrogatepass"))
+    record = json.loads(line)
     own = record["provenance"]
     choices = (record["id"], f"{record['id']}-{own['sha256'][:8]}", f"{record['id']}-{own['file']}-{own['record']}")
     name = next(choice for choice in choices if choice not in taken)
     taken.add(name)
     if name == record["id"]:
         return line
-    return json.dumps(record | {"id": name}, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return _line(record | {"id": name})
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    """One line of JSON in UTF-8; escaped where a tool's schema or arguments hold half a surrogate pair."""
+    try:
+        return json.dumps(record, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(record).encode("ascii")
 
 
 def _chosen(

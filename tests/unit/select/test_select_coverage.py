@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from data_prep import coverage
 from data_prep.coverage import count_by_label, coverage_report, coverage_table
 from eagle3.errors import DataError
 from eagle3.vocab import build_draft_vocab
@@ -105,6 +106,17 @@ def test_only_what_the_loss_supervises_counts(tmp_path: Path) -> None:
     assert np.flatnonzero(counts.total).tolist() == [4, 5] and counts.groups == {}
     report = coverage_report(dataset, build_draft_vocab(torch.from_numpy(counts.total), V), tmp_path / "c.json")
     assert "domain" not in report and report["all"]["tokens"] == 2 and report["never_covered"] == []
+
+
+def test_counting_in_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    made = [(rng.integers(0, V, 9).tolist(), "abc"[i % 3], "de"[i % 2]) for i in range(20)]
+    whole = count_by_label(rows(*made), V)
+    monkeypatch.setattr(coverage, "COUNTED_TOGETHER", 10)
+    pieces = count_by_label(rows(*made), V)
+    assert whole.total.tolist() == pieces.total.tolist() and whole.records == pieces.records
+    for kind, groups in whole.groups.items():
+        assert {k: v.tolist() for k, v in groups.items()} == {k: v.tolist() for k, v in pieces.groups[kind].items()}
 
 
 def test_a_token_of_another_tokenizer_is_refused() -> None:

@@ -269,6 +269,7 @@ BAD = {
     "no messages": ('{"text": "x"}', "record without messages"),
     "role": ('{"messages": [{"role": "wizard", "content": "x"}]}', "unknown role"),
     "image": ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "content is not text"),
+    "unicode": ('{"messages": [{"role": "user", "content": "half \\ud800 a pair"}]}', "text is not Unicode"),
     "label": ('{"messages": [{"role": "user", "content": "some text"}], "topic": 3}', "`topic` is no text"),
 }
 
