@@ -119,7 +119,8 @@ def coverage_report(
         coverage (share of tokens that the draft can propose), uncovered_tokens, uncovered_unique, most_uncovered,
         and for 95 to 99.5 % `vocab_needed` (size of a vocabulary by frequency over *all* tokens, which is how one is
         built, that covers that share of this group; `vocab_needed_for_bound` for `min_coverage`) and `vocab_of_its_own`
-        (size if only this group counted). `never_covered`: ids that the set supervises and the vocabulary lacks, most frequent first.
+        (size if only this group counted). `never_covered`: ids that the set supervises and the vocabulary lacks, most
+        frequent first.
     """
     counts = count_by_label(dataset, len(vocab.t2d))
     covered = vocab.t2d.numpy()
