@@ -5,6 +5,7 @@ A stage returns what the summary should name.
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
