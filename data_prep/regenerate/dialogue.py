@@ -9,10 +9,10 @@ from typing import Any
 from data_prep.regenerate.answer import Answer, read_answer
 from data_prep.regenerate.client import ChatClient, FailedError
 from data_prep.regenerate.config import RegenerateConfig
-from data_prep.regenerate.facts import ServerFacts, ask_prefill
+from data_prep.regenerate.facts import ServerFacts, ask_prefill, read_back
 from data_prep.regenerate.sampling import Sampling, seed_of
 from data_prep.regenerate.source import ASKING, Asked, asking_lengths, for_request
-from data_prep.regenerate.thinking import Prefill, split_text
+from data_prep.regenerate.thinking import Prefill, closes, split_text
 from eagle3.repetition import is_looping, words
 
 
@@ -114,10 +114,23 @@ class Dialogues:
         content = answer.message["content"]
         if "reasoning_content" in answer.message or self._facts.reasoning_parser or not content:
             return answer
-        reasoning, rest = split_text(content, await self._prefill(answer), answer.truncated)
+        prefill = await self._prefill(answer)
+        if prefill is Prefill.OPEN and not closes(content) and await self._closed_unseen(answer):
+            return answer
+        reasoning, rest = split_text(content, prefill)
         if not reasoning:
             return replace(answer, message={**answer.message, "content": rest})
         return replace(answer, message={**answer.message, "content": rest, "reasoning_content": reasoning})
+
+    async def _closed_unseen(self, answer: Answer) -> bool:
+        """Whether the tag that ends the reasoning was emitted, and a parser took it out with no reasoning before it.
+
+        SGLang says whether it has a parser; of another server the tokens tell.
+        """
+        if self._facts.engine == "sglang" or not answer.answer_ids:
+            return False
+        emitted = await read_back(self._client, self._facts.model, answer.answer_ids)
+        return emitted is not None and closes(emitted)
 
     async def _prefill(self, answer: Answer) -> Prefill:
         """How this run's prompts end: asked once, with the first answer that hangs on it."""

@@ -74,12 +74,18 @@ def check_tools(facts: ServerFacts, with_tools: int) -> None:
 
 
 async def ask_prefill(client: ChatClient, model: str, prompt_ids: list[int]) -> Prefill:
-    """How prompts end, from the tokens of one of them, read back by the server (`/detokenize`)."""
-    body = {"model": model, "tokens": prompt_ids[-TAIL_IDS:], "skip_special_tokens": False}
+    """How prompts end, from the tokens of one of them."""
+    end = await read_back(client, model, prompt_ids[-TAIL_IDS:])
+    return Prefill.UNKNOWN if end is None else prefill_of(end)  # unknown: the tags in the texts must do
+
+
+async def read_back(client: ChatClient, model: str, ids: list[int]) -> str | None:
+    """Text of tokens as the server spells them (`/detokenize` of SGLang and vLLM); None where it has no such path."""
+    body = {"model": model, "tokens": ids, "skip_special_tokens": False}
     try:
-        return prefill_of(await client.ask("POST", "/detokenize", body, _text))
+        return await client.ask("POST", "/detokenize", body, _text)
     except (FailedError, ConfigError):
-        return Prefill.UNKNOWN  # it has no such path; the tags in the texts must do
+        return None
 
 
 def _models(body: Any) -> list[dict[str, Any]]:

@@ -29,13 +29,10 @@ def prefill_of(prompt: str) -> Prefill:
     return Prefill.CLOSED if any(end.endswith(closing) for _, closing in TAGS) else Prefill.NONE
 
 
-def split_text(text: str, prefill: Prefill, cut_off: bool) -> tuple[str, str]:
+def split_text(text: str, prefill: Prefill) -> tuple[str, str]:
     """(reasoning, answer) of a text that no parser has split; together with the tags they are the whole text.
 
-    Args:
-        text: what the target wrote.
-        prefill: how its prompt ended.
-        cut_off: it ended at the token limit.
+    Reasoning that was never closed is reasoning to its end, as the engines' own parsers have it.
     """
     for opening, closing in TAGS:
         body = text.lstrip()
@@ -43,7 +40,12 @@ def split_text(text: str, prefill: Prefill, cut_off: bool) -> tuple[str, str]:
         body = body[len(opening) :] if led else text
         inside, found, after = body.partition(closing)
         if led:
-            return (inside, after) if found or cut_off or prefill is Prefill.OPEN else ("", text)
+            return inside, after
         if found and prefill in (Prefill.OPEN, Prefill.UNKNOWN) and opening not in inside:
             return inside, after
-    return (text, "") if prefill is Prefill.OPEN and cut_off else ("", text)
+    return (text, "") if prefill is Prefill.OPEN else ("", text)
+
+
+def closes(text: str) -> bool:
+    """Whether reasoning ends in a text."""
+    return any(closing in text for _, closing in TAGS)
