@@ -8,17 +8,52 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle3.config import DraftConfig
+import torch
+
 from eagle3.errors import RedraftError
+from eagle3.state_codec import CODECS
 from eagle3.wiring import Wiring
 
 TOKEN_BYTES = 5  # int32 id and uint8 mask
-OPTIMIZER_BYTES = 16  # per trained parameter: bf16 weight and gradient, fp32 master weight and Adam's two moments
+LOSSLESS = (0.66, 0.76)  # share of the raw bytes that the lossless codec leaves, as measured (benchmarks/store.py)
 
 
 def state_bytes_per_token(wiring: Wiring, dtype_bytes: int = 2) -> int:
     """Bytes of hidden states a token: the stored sites and the teacher. Kimi-K2.5's native wiring: 57,344."""
     return (len(wiring.stored_sites) + 1) * wiring.hidden_size * dtype_bytes
+
+
+@dataclass(frozen=True)
+class TokenBytes:
+    """Bytes of one stored token, its id and mask apart.
+
+    Args:
+        low, high: equal where the codec's size does not depend on the content.
+        formula: how they come about.
+    """
+
+    low: int
+    high: int
+    formula: str
+
+
+def bytes_per_token(wiring: Wiring, codec: str = "raw", dtype: str = "bfloat16") -> TokenBytes:
+    """What the hidden states of one token take on disk under a codec (`eagle3.state_codec`).
+
+    The lossless codec's range is what was measured on hidden states; its bound, which disk checks use, is the raw size.
+    """
+    states, width = len(wiring.stored_sites) + 1, wiring.hidden_size
+    raw = state_bytes_per_token(wiring, getattr(torch, dtype).itemsize)
+    text = f"{states} x {width:,} x {raw // states // width}"
+    if codec == "lossless":
+        low, high = LOSSLESS
+        return TokenBytes(round(raw * low), round(raw * high), f"{text} x {low} to {high}")
+    if codec == "raw":
+        return TokenBytes(raw, raw, text)
+    parts = CODECS[codec].parts(dtype, width)
+    size = states * sum(part.row_bytes for part in parts)
+    rows = " + ".join(f"{part.row_bytes:,}" for part in parts)
+    return TokenBytes(size, size, f"{states} x ({rows})")
 
 
 @dataclass(frozen=True)
@@ -90,56 +125,3 @@ def check_space(folder: Path, needed: int) -> None:
 def gigabytes(size: int) -> str:
     """`57344000` -> `0.06 GB` (10^9 bytes); from 1000 GB on in TB."""
     return f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{size / 1e9:.2f} GB"
-
-
-@dataclass(frozen=True)
-class DraftBudget:
-    """Parameters of a draft and the bytes of training it with Adam in mixed precision (activations not counted).
-
-    `frozen` is the embedding, which the served draft takes from the target.
-    """
-
-    fc: int
-    attention: int
-    mlp: int
-    norms: int
-    lm_head: int
-    frozen: int
-
-    @property
-    def trained(self) -> int:
-        """Trained parameters."""
-        return self.fc + self.attention + self.mlp + self.norms + self.lm_head
-
-    @property
-    def training_bytes(self) -> int:
-        """Bytes of weights, gradients and optimizer, over all ranks of ZeRO 1-3."""
-        return OPTIMIZER_BYTES * self.trained + 2 * self.frozen
-
-
-def draft_budget(wiring: Wiring, draft: DraftConfig, vocab_size: int) -> DraftBudget:
-    """Count a one-layer EAGLE-3 draft; `draft`'s sizes must be filled in (no zeros meaning "as the target").
-
-    Args:
-        wiring: gives the width of `fc`'s input.
-        draft: heads, intermediate size and draft vocabulary.
-        vocab_size: the target's vocabulary.
-
-    Raises:
-        RedraftError: a size is still zero.
-    """
-    for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
-        if getattr(draft, name) <= 0:
-            raise RedraftError(
-                "the draft's shape is not known yet", where=f"draft.{name}", mend="set it, or give the target"
-            )
-    h, heads = wiring.hidden_size, draft.num_attention_heads * draft.head_dim
-    pairs = draft.num_key_value_heads * draft.head_dim
-    return DraftBudget(
-        fc=wiring.feature_width * h,
-        attention=2 * h * (heads + 2 * pairs) + heads * h,
-        mlp=3 * h * draft.intermediate_size,
-        norms=4 * h,
-        lm_head=draft.vocab_size * h,
-        frozen=vocab_size * h,
-    )

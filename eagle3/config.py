@@ -27,12 +27,15 @@ class TargetConfig:
     num_layers: int = 0
     hidden_size: int = 0
     vocab_size: int = 0
+    active_parameters_b: float = 0.0  # billions that work on one token, for the plan's hours; 0 = as a dense model's
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
         require(self.maker in (None, "smollm2", "tiny_kimi"), "target.maker", self.maker, "smollm2, tiny_kimi or null")
         for name in ("num_layers", "hidden_size", "vocab_size"):
             require(getattr(self, name) > 0, f"target.{name}", getattr(self, name), "a positive integer")
+        active = self.active_parameters_b
+        require(active >= 0, "target.active_parameters_b", active, "0 (estimated) or a number of billions")
 
 
 @dataclass

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from data_prep.budget import check_space, draft_budget, gigabytes, state_bytes_per_token, store_budget
+from data_prep.budget import bytes_per_token, check_space, gigabytes, state_bytes_per_token, store_budget
 from data_prep.capture.sample import CapturedSample
 from data_prep.store import StoreManifest, StoreWriter
-from eagle3.config import DraftConfig
 from eagle3.errors import RedraftError
+from eagle3.state_codec import CODECS
 from eagle3.wiring import Site, Wiring
 
 
@@ -48,13 +49,16 @@ def test_too_small_a_disk_is_refused(tmp_path: Path) -> None:
         check_space(tmp_path / "later", 11_700_000_000_000)
 
 
-def test_draft_parameters_by_hand() -> None:
-    wiring = Wiring((Site(1), Site(2)), "final", "llama", 6, 8)
-    draft = DraftConfig(vocab_size=10, intermediate_size=12, num_attention_heads=4, num_key_value_heads=2, head_dim=3)
-    budget = draft_budget(wiring, draft, vocab_size=100)
-    assert budget.fc == 16 * 8
-    assert budget.attention == 16 * 12 + 2 * (16 * 6) + 12 * 8
-    assert budget.mlp == 3 * 8 * 12
-    assert (budget.norms, budget.lm_head, budget.frozen) == (32, 80, 800)
-    with pytest.raises(RedraftError, match=r"draft\.head_dim"):
-        draft_budget(wiring, DraftConfig(10, 12, 4, 2, 0), 100)
+@pytest.mark.parametrize("codec", ["raw", "fp8"])
+def test_bytes_a_token_under_a_codec_are_those_it_writes(codec: str) -> None:
+    wiring = Wiring((Site(1), Site(2)), "final", "llama", 6, 256)
+    told = bytes_per_token(wiring, codec)
+    written = sum(part.nbytes for part in CODECS[codec].encode(torch.randn(10, 256).bfloat16()))
+    assert told.low == told.high == 3 * written // 10
+
+
+def test_bytes_a_token_of_kimi() -> None:
+    raw, fp8, lossless = (bytes_per_token(kimi(3, 31, 59), codec) for codec in ("raw", "fp8", "lossless"))
+    assert raw.high == 57_344 and raw.formula == "4 x 7,168 x 2"
+    assert fp8.high == 4 * (7168 + 2 * 7168 // 128)
+    assert fp8.high < lossless.low < lossless.high < raw.high
