@@ -7,6 +7,7 @@ from typing import Any
 
 from data_prep.markers import CHOICES
 from eagle3.config import require
+from eagle3.state_codec import CODECS
 
 
 @dataclass
@@ -23,6 +24,7 @@ class DataConfig:
     tools: bool = True  # supervise assistant tool calls
     turns: str = "served"  # "served": each assistant turn as the server had it; "all" in one text; "last": the last one
     truncated: str = "keep"  # answers that were cut off: "keep" (no end of turn is learnt) or "skip"
+    exact_tokens: bool = True  # learn the very tokens that came with an answer (`token_ids`), where a record has them
     markers: str = "auto"  # family of chat markers: "auto", "none", or its name (docs/rendering.md)
     on_nothing_to_learn: str = "skip"  # "skip" (counted and named) or "refuse"
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # further chat template arguments, as served
@@ -108,7 +110,7 @@ class CaptureConfig:
 class StoreConfig:
     """The hidden-state store on disk."""
 
-    codec: str = "raw"  # states on disk: "raw"; "lossless": compressed, bit for bit; "fp8": about half, rounded
+    codec: str = "raw"  # "raw"; "lossless": 2/3 of its size, bit for bit; "fp8", "int8": about half, rounded
     shard_tokens: int = 16384  # tokens per shard; a shard is the unit that a crash can cost
     accept_other_wiring: bool = False  # read by name from a store made for another wiring that holds the sites needed
     verify_records: int = 3  # records computed again with Hugging Face's target before training; 0 = none
@@ -116,8 +118,7 @@ class StoreConfig:
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
-        codecs = ("raw", "lossless", "fp8")
-        require(self.codec in codecs, "store.codec", self.codec, " or ".join(codecs))
+        require(self.codec in CODECS, "store.codec", self.codec, " or ".join(CODECS))
         require(self.shard_tokens > 0, "store.shard_tokens", self.shard_tokens, "a positive integer")
         require(self.verify_records >= 0, "store.verify_records", self.verify_records, "0 or a positive integer")
         require(self.verify_max_gib >= 0, "store.verify_max_gib", self.verify_max_gib, "0 or a positive number")

@@ -7,6 +7,7 @@ a file is put as one object and read by byte ranges. Credentials come from the e
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 import time
@@ -60,7 +61,7 @@ def create(path: Place, text: str) -> bool:
     """
     if isinstance(path, Path):
         return _create_local(path, text.encode())
-    if path.exists():
+    if exists(path):
         return False
     try:
         path.fs.pipe_file(path.path, text.encode(), mode="create")
@@ -125,6 +126,25 @@ def writing(path: Place) -> Iterator[Path]:
 
 def _parent(path: UPath) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)  # nothing to do where there are no folders
+
+
+def list_files(folder: Place, pattern: str) -> list[Place]:
+    """The files directly in `folder` that match a glob `pattern`, by name; asked anew, past any cached listing."""
+    if not isinstance(folder, Path):
+        folder.fs.invalidate_cache()
+    return sorted(folder.glob(pattern), key=lambda path: path.name)
+
+
+def exists(path: Place) -> bool:
+    """Whether there is such a file now, past any cached listing."""
+    if not isinstance(path, Path):
+        path.fs.invalidate_cache()
+    return path.exists()
+
+
+def sha256(path: Place) -> str:
+    """Hex SHA-256 of a (small) file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def remove(path: Place) -> None:

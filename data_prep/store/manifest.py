@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from eagle3.atomic import read_json, write_json
+from eagle3.atomic import read_json
 from eagle3.errors import IntegrityError, RedraftError
+from eagle3.place import Place, put_text
+from eagle3.state_codec import CODECS
 from eagle3.wiring import Wiring
 
 FORMAT = "redraft-store"
 OLD, VERSION = 1, 2  # 1 had no codec: its states are raw
-CODECS = ("raw", "lossless", "fp8")
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -27,7 +28,7 @@ class StoreManifest:
         tokenizer_hash: of the tokenizer that made the tokens.
         template_hash: of the chat template that rendered the conversations.
         dtype: dtype of the states as captured and read: `bfloat16`, `float16` or `float32`.
-        codec: how they lie on disk: `raw`, `lossless` or `fp8`; a store is not continued with another.
+        codec: how they lie on disk: a name in `eagle3.state_codec.CODECS`; a store is not continued with another.
         capture: how the states were computed (backend, compute dtype); a store is not continued with another.
     """
 
@@ -91,7 +92,7 @@ class StoreManifest:
             ) from None
 
     @classmethod
-    def read(cls, store: Path) -> StoreManifest:
+    def read(cls, store: Place) -> StoreManifest:
         """Read the manifest of the store in folder `store`.
 
         Raises:
@@ -100,9 +101,9 @@ class StoreManifest:
         path = store / "manifest.json"
         return cls.from_dict(read_json(path, mend="run the extract stage to make the store"), where=str(path))
 
-    def write(self, store: Path) -> None:
+    def write(self, store: Place) -> None:
         """Write the manifest atomically into folder `store`."""
-        write_json(store / "manifest.json", self.to_dict())
+        put_text(store / "manifest.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
     def check_same(self, found: StoreManifest, where: str) -> None:
         """Refuse to continue the store of manifest `found` with this one.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from data_prep.capture.sample import CapturedSample
 from data_prep.store.manifest import StoreManifest, refuse_difference
 from data_prep.store.seal import check_seal, is_sealed
-from data_prep.store.shard import Entry, Shard
-from data_prep.store.writer import find_shards
 from eagle3.errors import IntegrityError, RedraftError, WiringError
+from eagle3.place import Place, store_place
+from eagle3.shard_file import MEND, Entry, Shard, ShardFile, check_shards, find_shards
 from eagle3.wiring import Wiring
 
 
@@ -22,25 +20,25 @@ class Store:
     """An opened store: a sequence of `CapturedSample`, ordered by record id whoever wrote which shard.
 
     Args:
-        path: the store's folder.
+        path: the store's folder, on any file system.
         manifest: its identity.
         shards: its finished shards.
         sites: names of the sites to read.
     """
 
-    def __init__(self, path: Path, manifest: StoreManifest, shards: list[Shard], sites: list[str]) -> None:
+    def __init__(self, path: Place, manifest: StoreManifest, shards: list[Shard], sites: list[str]) -> None:
         self.path, self.manifest, self.shards, self.sites = path, manifest, shards, sites
-        found: dict[str, tuple[Shard, Entry]] = {}
+        found: dict[str, tuple[Shard, int, Entry]] = {}
         for shard in shards:
-            for entry in shard.records:
-                found.setdefault(entry.id, (shard, entry))  # the same record from two writers counts once
+            for index, entry in enumerate(shard.records):
+                found.setdefault(entry.id, (shard, index, entry))  # the same record from two writers counts once
         self._places = [found[record_id] for record_id in sorted(found)]
-        self._maps: dict[Path, dict[str, np.memmap]] = {}
+        self._files: dict[str, ShardFile] = {}
 
     @classmethod
     def open(
         cls,
-        path: Path,
+        path: str | Place,
         *,
         wiring: Wiring | None = None,
         target: Any = None,
@@ -52,7 +50,7 @@ class Store:
         """Open the store in folder `path`; each identity given must be the store's, None asks nothing.
 
         Args:
-            path: the store's folder.
+            path: the store's folder: a path, or a URL that `eagle3.place.store_place` reads.
             wiring: what the reader feeds its draft.
             target: the target's identity: a dict, or an object whose `to_dict` gives one.
             tokenizer_hash: the reader's tokenizer.
@@ -66,7 +64,7 @@ class Store:
             RedraftError: another target, tokenizer or template, or the store is not finished.
             IntegrityError: a shard is missing, truncated or not a shard; its records are named.
         """
-        path = Path(path)
+        path = store_place(path)
         manifest = StoreManifest.read(path)
         where = str(path)
         if wiring is not None:
@@ -93,8 +91,8 @@ class Store:
                 why=f"it holds {sum(len(s.records) for s in shards)} records so far",
                 mend="run the extract stage again: it goes on where it stopped",
             )
-        for shard in shards:
-            shard.check()
+        _check_codec(shards, manifest)
+        check_shards(shards)
         return cls(path, manifest, shards, [site.name for site in (wiring or manifest.wiring).stored_sites])
 
     def __len__(self) -> int:
@@ -103,54 +101,52 @@ class Store:
     @property
     def record_ids(self) -> list[str]:
         """Record ids in index order, which is their sorted order."""
-        return [entry.id for _, entry in self._places]
+        return [entry.id for _, _, entry in self._places]
 
     @property
     def lengths(self) -> list[int]:
         """Tokens T of each record."""
-        return [entry.tokens for _, entry in self._places]
+        return [entry.tokens for _, _, entry in self._places]
 
     @property
     def supervised(self) -> list[int]:
         """Learnable tokens of each record (mask on, position 2 or later)."""
-        return [entry.supervised for _, entry in self._places]
+        return [entry.supervised for _, _, entry in self._places]
 
     def tokens(self, index: int) -> torch.Tensor:
         """`input_ids` [T] int64 of a record, without reading its states."""
-        return self._rows(index, "input_ids").long()
+        file, place = self._open(index)
+        return file.tokens(place)[0]
 
     def masks(self, index: int) -> torch.Tensor:
         """`loss_mask` [T] bool of a record, without reading its states."""
-        return self._rows(index, "loss_mask").bool()
+        file, place = self._open(index)
+        return file.tokens(place)[1]
 
     def __getitem__(self, index: int) -> CapturedSample:
-        """Read one record; its tensors are copies, independent of the file.
+        """Read one record, whatever the codec; its tensors are copies, independent of the file.
 
         Raises:
             IndexError: no such index.
-            IntegrityError: the shard changed since it was opened.
+            IntegrityError: the shard changed since it was opened, or is damaged where that shows in decoding.
         """
+        file, place = self._open(index)
+        input_ids, loss_mask, states = file.record(place, [*self.sites, "final"])
         return CapturedSample(
-            record_id=self._places[index][1].id,
-            input_ids=self.tokens(index),
-            loss_mask=self.masks(index),
-            sites={name: self._rows(index, name) for name in self.sites},
-            final=self._rows(index, "final"),
+            record_id=self._places[index][2].id,
+            input_ids=input_ids,
+            loss_mask=loss_mask,
+            final=states.pop("final"),
+            sites=states,
             teacher=self.manifest.wiring.teacher,
         )
 
-    def _rows(self, index: int, name: str) -> torch.Tensor:
-        shard, entry = self._places[index]
-        if shard.path not in self._maps:
-            try:
-                self._maps[shard.path] = shard.tensors()
-            except (OSError, ValueError) as err:
-                why = f"{err}; {shard.holds}"
-                mend = "run the extract stage again"
-                raise IntegrityError("a shard cannot be read", where=str(shard.data), why=why, mend=mend) from err
-        mapped = self._maps[shard.path][name]
-        rows = torch.from_numpy(np.array(mapped[entry.start : entry.start + entry.tokens]))
-        return rows.view(getattr(torch, self.manifest.dtype)) if rows.dtype == torch.int16 else rows
+    def _open(self, index: int) -> tuple[ShardFile, int]:
+        """The data file that holds a record, and the record's place in it."""
+        shard, place, _ = self._places[index]
+        if shard.data_name not in self._files:
+            self._files[shard.data_name] = ShardFile(shard)
+        return self._files[shard.data_name], place
 
     def verify(self, advance: Callable[[int], None] | None = None) -> None:
         """Read everything and compare with the checksums; `advance` is called with the tokens of each shard.
@@ -162,6 +158,13 @@ class Store:
             shard.verify()
             if advance:
                 advance(shard.tokens)
+
+
+def _check_codec(shards: Sequence[Shard], manifest: StoreManifest) -> None:
+    for shard in shards:
+        if shard.codec != manifest.codec:
+            why = f"its states are kept as {shard.codec}, the store's as {manifest.codec}"
+            raise IntegrityError("a shard of another store", where=str(shard.path), why=why, mend=MEND)
 
 
 def _check_wiring(wanted: Wiring, manifest: StoreManifest, accept_other: bool, where: str) -> None:

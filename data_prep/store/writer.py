@@ -17,17 +17,9 @@ from data_prep.store.seal import break_seal, write_seal
 from data_prep.store.shard import Entry, Shard, write_shard
 from eagle3.errors import DataError, RedraftError
 from eagle3.place import Place, create
+from eagle3.shard_file import find_shards
 
 SHARD_NAME = re.compile(r"shard-(?P<worker>.+)-(?P<number>\d{5,})\.json")
-
-
-def find_shards(store: Place) -> list[Shard]:
-    """Read the sidecars of all finished shards, by name.
-
-    Raises:
-        IntegrityError: a sidecar is not readable.
-    """
-    return [Shard.read(path) for path in sorted(store.glob("shard-*.json"))]
 
 
 def check_sample(sample: CapturedSample, manifest: StoreManifest, twice: bool = False) -> None:
@@ -196,7 +188,7 @@ class StoreWriter:
     def _write(self, path: Path, samples: Sequence[CapturedSample]) -> Shard:
         try:
             break_seal(self.path)
-            return write_shard(path, samples, self.sites, self.manifest.dtype)
+            return write_shard(path, samples, self.sites, self.manifest.dtype, self.manifest.codec)
         except OSError as err:
             raise cannot_write(self.path, err) from err
 

@@ -1,25 +1,20 @@
-"""Read a few records of a hidden-state store, by its documented format (docs/formats.md).
-
-The probe judges stores, so it reads the files as they are and does not go through the code that wrote them.
-"""
+"""Read a few records of a hidden-state store, finished or not, by its documented format (docs/formats.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eagle3.atomic import read_json
 from eagle3.errors import DataError, IntegrityError
+from eagle3.place import Place, store_place
+from eagle3.shard_file import Shard, ShardFile, find_shards
 from eagle3.wiring import Wiring
 
 FORMAT, VERSIONS = "redraft-store", (1, 2)
-_NOT_STATES = ("input_ids", "loss_mask")
 
 
 @dataclass(frozen=True)
@@ -30,7 +25,7 @@ class StoredRecord:
         record_id: its name.
         input_ids: [T] int64.
         loss_mask: [T] bool, unshifted.
-        states: name in the store -> [T, H], as stored; the teacher is named `final` whatever it is.
+        states: name in the store -> [T, H], decoded; the teacher is named `final` whatever it is.
     """
 
     record_id: str
@@ -43,15 +38,15 @@ class StoreReader:
     """A store's manifest and its records.
 
     Args:
-        path: the store's folder; it may be unfinished.
+        path: the store's folder, or its URL; it may be unfinished.
 
     Raises:
         IntegrityError: there is no store of this version, or it holds no record.
         WiringError: its wiring is not readable.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Place) -> None:
+        self.path = store_place(path)
         where = str(self.path / "manifest.json")
         self.manifest: dict[str, Any] = read_json(self.path / "manifest.json", mend="give the folder of a store")
         kind = (self.manifest.get("format"), self.manifest.get("version"))
@@ -79,7 +74,7 @@ class StoreReader:
             DataError: no record has `min_tokens`.
             IntegrityError: a shard cannot be read.
         """
-        ids = sorted(key for key, (_, entry) in self._places.items() if entry["tokens"] >= min_tokens)
+        ids = sorted(key for key, (shard, place) in self._places.items() if shard.records[place].tokens >= min_tokens)
         if not ids:
             raise DataError(
                 "no record of the store is long enough",
@@ -91,26 +86,17 @@ class StoreReader:
         for place in range(count):
             yield self._read(ids[place * len(ids) // count], max_tokens)
 
-    def _find(self) -> dict[str, tuple[Path, dict[str, Any]]]:
-        places: dict[str, tuple[Path, dict[str, Any]]] = {}
-        for sidecar in sorted(self.path.glob("shard-*.json")):
-            shard = read_json(sidecar, mend="run the extract stage again")
-            data = sidecar.parent / shard.get("data_name", f"{sidecar.stem}.safetensors")
-            for entry in shard["records"]:
-                places.setdefault(entry["id"], (data, entry))
+    def _find(self) -> dict[str, tuple[Shard, int]]:
+        """Record id -> its shard and its place there; of two copies the first counts."""
+        places: dict[str, tuple[Shard, int]] = {}
+        for shard in find_shards(self.path):
+            for place, entry in enumerate(shard.records):
+                places.setdefault(entry.id, (shard, place))
         return places
 
     def _read(self, record_id: str, max_tokens: int) -> StoredRecord:
-        file, entry = self._places[record_id]
-        start = entry["start"]
-        end = start + min(entry["tokens"], max_tokens)
-        try:
-            with safe_open(file, framework="pt") as handle:
-                rows = {name: handle.get_slice(name)[start:end] for name in handle.keys()}  # noqa: SIM118
-            ids, mask = rows["input_ids"].to(torch.int64), rows["loss_mask"].bool()
-        except (SafetensorError, OSError, KeyError) as err:
-            raise IntegrityError(
-                "a shard cannot be read", where=str(file), why=str(err), mend="run the extract stage again"
-            ) from None
-        states = {name: state for name, state in rows.items() if name not in _NOT_STATES}
-        return StoredRecord(record_id, ids, mask, states)
+        shard, place = self._places[record_id]
+        file = ShardFile(shard)
+        ids, mask, states = file.record(place, file.state_names)
+        cut = {name: state[:max_tokens] for name, state in states.items()}
+        return StoredRecord(record_id, ids[:max_tokens], mask[:max_tokens], cut)

@@ -14,6 +14,7 @@ from planted_bench import Bench, Fault, edit_json, refusal, sites
 
 from data_prep.capture.sample import CapturedSample
 from data_prep.store import Store
+from eagle3.shard_file import ShardFile
 
 STAGE = "train, before the first step"
 Plant = Callable[[Bench, CapturedSample], CapturedSample]
@@ -65,12 +66,14 @@ def _swapped_states(bench: Bench, planted: bool) -> str:
     (shard,) = Store.open(store).shards
     one, two = shard.records[:2]
     rows = min(one.tokens, two.tokens)
-    for name, mapped in shard.tensors().items():
-        if name not in ("input_ids", "loss_mask"):
-            states: Any = np.memmap(shard.data, dtype=mapped.dtype, mode="r+", offset=mapped.offset, shape=mapped.shape)
-            first, second = slice(one.start, one.start + rows), slice(two.start, two.start + rows)
-            states[first], states[second] = states[second].copy(), states[first].copy()
-            states.flush()
+    file = ShardFile(shard)
+    width = file.width
+    for name in file.state_names:
+        (begin, _), (other, _) = file.span(0, name), file.span(1, name)
+        states: Any = np.memmap(shard.data, dtype=np.int16, mode="r+")
+        first, second = (slice(at // 2, at // 2 + rows * width) for at in (begin, other))
+        states[first], states[second] = states[second].copy(), states[first].copy()
+        states.flush()
     return train(bench, store)
 
 
