@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import statistics
@@ -13,12 +12,11 @@ from typing import Any
 
 from eagle3.atomic import read_json, write_json
 from eagle3.errors import IntegrityError
+from eagle3.repetition import LOOPING, LOOPING_TOKENS, unique_bigrams
 from eval.alarm import Alarm
 from eval.engines.base import Generation
 
 FORMAT = 1
-LOOPING = 0.5  # a text is flagged as looping when fewer than this share of its bigrams are distinct
-LOOPING_TOKENS = 16  # shorter texts are never flagged
 
 
 @dataclass
@@ -56,12 +54,6 @@ class PromptResult:
     def looping(self) -> bool:
         """The text repeats itself, which makes it easy to predict and raises accept length."""
         return self.tokens >= LOOPING_TOKENS and self.unique_bigrams < LOOPING
-
-
-def unique_bigrams(tokens: Sequence[int]) -> float:
-    """Distinct bigrams over all bigrams; 1.0 for fewer than two tokens."""
-    pairs = list(itertools.pairwise(tokens))
-    return len(set(pairs)) / len(pairs) if pairs else 1.0
 
 
 def prompt_result(prompt_id: str, made: Generation, baseline: Baseline | None, text: str = "") -> PromptResult:
