@@ -88,14 +88,8 @@ def latent_scaling(rope_scaling: dict[str, Any] | None) -> dict[str, Any] | None
     if kind == "default":
         return None
     lacking = [key for key in _REQUIRED["yarn"] if rope_scaling.get(key) is None]
-    if kind not in ("yarn", "deepseek_yarn") or lacking or rope_scaling.get("truncate") is False:
-        why = f"{kind} lacks {', '.join(lacking)}" if lacking else f"found {kind!r}"
-        raise ConfigError(
-            "rope scaling that a latent-attention draft cannot have",
-            where="rope_scaling",
-            why=f"{why}; engines compute DeepSeek's yarn there, with its bounds rounded to whole dimensions",
-            mend="copy the scaling of a target with latent attention, or set draft.kind=llama",
-        )
+    if kind not in ("yarn", "deepseek_yarn") or lacking:
+        raise _not_latent(f"{kind} lacks {', '.join(lacking)}" if lacking else f"found {kind!r}")
     kept = {
         "factor": float(rope_scaling["factor"]),
         "original_max_position_embeddings": int(rope_scaling["original_max_position_embeddings"]),
@@ -105,9 +99,22 @@ def latent_scaling(rope_scaling: dict[str, Any] | None) -> dict[str, Any] | None
         "mscale_all_dim": _given(rope_scaling, "mscale_all_dim", 0.0),
     }
     own = _latent_factor(kept)
-    total = _given(rope_scaling, "attention_factor", own * _given(rope_scaling, "attn_factor", 1.0))
-    factors = {} if math.isclose(total, own) else {"attention_factor": total, "attn_factor": total / own}
-    return {"rope_type": "yarn", "type": "yarn", **kept, **factors}
+    if rope_scaling.get("truncate") is False:
+        raise _not_latent("truncate is false, and engines round yarn's bounds to whole dimensions")
+    if not math.isclose(_given(rope_scaling, "attention_factor", own), own, rel_tol=1e-6):
+        raise _not_latent(f"attention_factor is {rope_scaling['attention_factor']}, engines take {own:.6g}")
+    if _given(rope_scaling, "attn_factor", 1.0) != 1.0:
+        raise _not_latent(f"attn_factor is {rope_scaling['attn_factor']}")
+    return {"rope_type": "yarn", "type": "yarn", **kept}
+
+
+def _not_latent(why: str) -> ConfigError:
+    return ConfigError(
+        "rope scaling that a latent-attention draft cannot have",
+        where="rope_scaling",
+        why=f"{why}; engines compute DeepSeek's yarn there",
+        mend="copy the scaling of a target with latent attention, or set draft.kind=llama",
+    )
 
 
 def latent_score_factor(rope_scaling: dict[str, Any] | None) -> float:
@@ -123,9 +130,9 @@ def latent_frequencies(
     """`inverse_frequencies` of a latent-attention draft; the scaling is one that `latent_scaling` returned."""
     if rope_scaling is None:
         return inverse_frequencies(rotary_dim, rope_theta, None, max_position_embeddings)
-    plain = {k: v for k, v in rope_scaling.items() if not k.startswith("mscale") and k != "attn_factor"}
-    total = rope_scaling.get("attention_factor", _latent_factor(rope_scaling))
-    return inverse_frequencies(rotary_dim, rope_theta, plain | {"attention_factor": total}, max_position_embeddings)
+    plain = {k: v for k, v in rope_scaling.items() if not k.startswith("mscale")}
+    plain["attention_factor"] = _latent_factor(rope_scaling)
+    return inverse_frequencies(rotary_dim, rope_theta, plain, max_position_embeddings)
 
 
 def _given(entry: dict[str, Any], key: str, default: float) -> float:

@@ -67,6 +67,8 @@ def sharded(folder: Path) -> Path:
         ("model.", "lm_head.weight"),
         ("language_model.model.", "language_model.lm_head.weight"),
         ("model.language_model.", "lm_head.weight"),
+        ("model.language_model.model.", "model.language_model.lm_head.weight"),
+        ("language_model.", "language_model.lm_head.weight"),
     ],
 )
 def test_layouts_give_the_right_tensors(tmp_path: Path, prefix: str, head: str, index: bool) -> None:
@@ -90,6 +92,20 @@ def test_nested_text_config_is_read_and_outer_tie_flag_ignored(tmp_path: Path) -
     assert (weights.model_type, weights.text_model_type, weights.vocab_size) == ("kimi_k25", "deepseek_v3", V)
     assert torch.equal(weights.head(), tensors(prefix, head)[head])
     assert weights.identity().name == "K"
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_a_nested_model_may_be_tied_and_lie_in_shards(tmp_path: Path, prefix: str, index: bool) -> None:
+    """The text model says tied, the wrapper says nothing; embedding and norm lie in two files."""
+    config = {"model_type": "wrapper", "text_config": CONFIG | {"tie_word_embeddings": True}}
+    whole = tensors(prefix, head="")
+    norm = {k: v for k, v in whole.items() if k == f"{prefix}norm.weight"}
+    shards = {"b-1.safetensors": {k: v for k, v in whole.items() if k not in norm}, "b-2.safetensors": norm}
+    weights = TargetWeights(write(tmp_path, shards, config, index))
+    assert torch.equal(weights.embedding(), whole[f"{prefix}embed_tokens.weight"])
+    assert torch.equal(weights.head(), weights.embedding())
+    assert torch.equal(weights.final_norm(), norm[f"{prefix}norm.weight"])
 
 
 @pytest.mark.parametrize("flag", [True, None])
