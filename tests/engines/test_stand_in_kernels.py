@@ -278,3 +278,37 @@ def test_cache_rows_move_in_every_layer_even_where_they_overlap(sgl_kernel: Modu
 def test_a_kernel_that_is_not_provided_says_its_name(sgl_kernel: ModuleType) -> None:
     with pytest.raises(NotImplementedError, match="has no fused_experts_cpu"):
         sgl_kernel.fused_experts_cpu(1, 2)
+
+
+def marlin_order(values: Tensor) -> Tensor:
+    """`[E, N, K]` int4 values as SGLang loads a `pack-quantized` checkpoint for Marlin: int32 `[E, K / 8, N]`."""
+    experts, outputs, inputs = values.shape
+    packed = torch.empty(experts, inputs // 8, outputs, dtype=torch.int32)
+    for e, n, word in itertools.product(range(experts), range(outputs), range(inputs // 8)):
+        nibbles = [int(v) + 8 for v in values[e, n, 8 * word : 8 * word + 8]]
+        number = int("".join(f"{nibble:x}" for nibble in reversed(nibbles)), 16)
+        packed[e, word, n] = number - 2**32 if number >= 2**31 else number
+    return packed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_experts_become_value_times_scale(sgl_kernel: ModuleType, dtype: torch.dtype) -> None:
+    from sgl_kernel.packed import dequantize_packed_experts
+
+    gen = torch.Generator().manual_seed(0)
+    values = torch.randint(-8, 8, (2, 6, 64), generator=gen)
+    scale = torch.rand(2, 6, 2, generator=gen).bfloat16()
+    found = dequantize_packed_experts(marlin_order(values), scale.transpose(1, 2).contiguous(), dtype)
+    groups = zip(values.double().split(32, dim=2), scale.double().split(1, dim=2), strict=True)
+    expected = torch.cat([part * factor for part, factor in groups], dim=2)
+    assert found.dtype == dtype and found.is_contiguous()
+    assert torch.equal(found, expected.to(dtype))
+
+
+def test_every_value_of_four_bits_is_told_from_every_other(sgl_kernel: ModuleType) -> None:
+    from sgl_kernel.packed import dequantize_packed_experts
+
+    values = torch.arange(-8, 8).view(1, 1, 16)
+    assert torch.equal(
+        dequantize_packed_experts(marlin_order(values), torch.ones(1, 1, 1), torch.float32), values.float()
+    )

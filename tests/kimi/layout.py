@@ -132,7 +132,16 @@ def config_json(text: Any, media_token: int) -> dict[str, Any]:
 
 
 def _vision_config(text_width: int) -> dict[str, Any]:
+    sizes = {
+        "hidden_size": VISION_WIDTH,
+        "intermediate_size": VISION_INNER,
+        "num_attention_heads": 2,
+        "num_hidden_layers": VISION_LAYERS,
+    }
+    # The real config.json has the `vt_` names alone. SGLang reads the plain ones, whose defaults are the real sizes.
     return {
+        **sizes,
+        **{f"vt_{name}": size for name, size in sizes.items()},
         "init_pos_emb_height": GRID,
         "init_pos_emb_time": 4,
         "init_pos_emb_width": GRID,
@@ -147,10 +156,6 @@ def _vision_config(text_width: int) -> dict[str, Any]:
         "projector_ln_eps": 1e-05,
         "text_hidden_size": text_width,
         "video_attn_type": "spatial_temporal",
-        "vt_hidden_size": VISION_WIDTH,
-        "vt_intermediate_size": VISION_INNER,
-        "vt_num_attention_heads": 2,
-        "vt_num_hidden_layers": VISION_LAYERS,
     }
 
 

@@ -30,6 +30,7 @@ class Decoder:
             raise ValueError(f"{type(model).__name__}: found no {missing}")
         self.layers: Any = bodies[0].layers
         self.norm: Any = bodies[0].norm
+        self.embedding: Any = getattr(bodies[0], "embed_tokens", None)
         self.logits = logits[-1]  # a wrapper comes before the language model that it holds
 
 
@@ -63,6 +64,8 @@ class Taps:
 
     def __enter__(self) -> Taps:
         norm, logits = self.decoder.norm, self.decoder.logits
+        if self.decoder.embedding is not None:
+            self._handles.append(self.decoder.embedding.register_forward_pre_hook(self._at_embedding))
         self._handles += [
             logits.register_forward_hook(self._at_logits, with_kwargs=True),
             norm.register_forward_pre_hook(self._before_norm),
@@ -80,8 +83,15 @@ class Taps:
             handle.remove()
 
     def _at_logits(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        tokens = args[0] if args else kwargs["input_ids"]
-        self.tokens, self.aux = tokens.detach().to("cpu", torch.int64), output.hidden_states
+        # A wrapper such as Kimi-K2.5's embeds the tokens itself and gives the text model none: the embedding saw them.
+        tokens = args[0] if args else kwargs.get("input_ids")
+        if tokens is not None:
+            self.tokens = tokens.detach().to("cpu", torch.int64)
+        self.aux = output.hidden_states
+
+    def _at_embedding(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], torch.Tensor):
+            self.tokens = args[0].detach().to("cpu", torch.int64)
 
     def _before_norm(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         if self.teacher == "final":

@@ -42,14 +42,14 @@ class Layer(nn.Module):
 
 
 class LogitsProcessor(nn.Module):
-    def forward(self, input_ids: torch.Tensor, hidden: torch.Tensor, aux: list[torch.Tensor]) -> Any:
+    def forward(self, input_ids: torch.Tensor | None, hidden: torch.Tensor, aux: list[torch.Tensor]) -> Any:
         return SimpleNamespace(hidden_states=torch.cat(aux, dim=-1))
 
 
 class Body(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(32, H)
+        self.embed_tokens = nn.Embedding(32, H)
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.norm = FusedNorm()
         self.layers_to_capture: list[int] = []
@@ -61,20 +61,21 @@ class EngineLike(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.model, self.logits_processor = Body(), LogitsProcessor()
+        self.wraps = False  # a wrapper embeds the tokens itself and gives the text model none
 
     def forward(self, ids: torch.Tensor) -> Any:
-        hidden, residual, aux = self.model.embed(ids), None, []
+        hidden, residual, aux = self.model.embed_tokens(ids), None, []
         for k, layer in enumerate(self.model.layers):
             if k in self.model.layers_to_capture:
                 aux.append(hidden.clone() if residual is None else hidden + residual)
             hidden, residual = layer(hidden, residual)
         hidden, _ = self.model.norm(hidden, residual)
-        return self.logits_processor(ids, hidden, aux)
+        return self.logits_processor(None if self.wraps else ids, hidden, aux)
 
     def plain(self, ids: torch.Tensor) -> list[torch.Tensor]:
         """The residual stream before each layer, at the end, and its norm: LAYERS + 2 tensors [T, H]."""
         norm = FusedNorm()
-        stream = self.model.embed(ids)
+        stream = self.model.embed_tokens(ids)
         out = [stream]
         for layer in self.model.layers:
             stream = stream + layer.mix(norm(stream))
@@ -105,6 +106,14 @@ def test_taps_read_the_aux_states_the_teacher_and_every_site(model: EngineLike, 
     assert sorted(taps.sites) == sorted(names)
     for name, state in zip(names, want, strict=True):
         torch.testing.assert_close(taps.sites[name], state[:5])
+
+
+def test_a_wrapper_that_keeps_the_tokens_to_itself_is_read_at_the_embedding(model: EngineLike) -> None:
+    model.wraps, model.model.layers_to_capture = True, [1]
+    taps = Taps(Decoder(model, LAYERS), "final")
+    with torch.no_grad(), taps:
+        model(torch.tensor([3, 1, 4]))
+    assert taps.tokens is not None and taps.tokens.tolist() == [3, 1, 4]
 
 
 def test_hooks_leave_with_the_block(model: EngineLike) -> None:

@@ -1,6 +1,8 @@
-"""Tests only: let the torchvision wheel of PyPI (built for CUDA) be imported beside the CPU build of torch.
+"""Tests only: what has to be in place before SGLang is imported on a CPU.
 
-It registers a fake kernel for `torchvision::nms` when imported, which needs the operator's schema to exist.
+The torchvision wheel of PyPI (built for CUDA) registers a fake kernel for `torchvision::nms` when imported, which needs
+the operator's schema to exist beside the CPU build of torch. And packed experts have no kernel on a CPU
+(`packed_experts_cpu.py`).
 """
 
 import os
@@ -11,3 +13,13 @@ if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
     _schemas = torch.library.Library("torchvision", "DEF")  # kept: the schemas live as long as it does
     _schemas.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _schemas.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+    import packed_experts_cpu
+    from after_import import patch_after_import
+
+    patch_after_import(
+        {
+            packed_experts_cpu.SCHEME: packed_experts_cpu.patch_scheme,
+            packed_experts_cpu.CONFIG: packed_experts_cpu.patch_config,
+        }
+    )
