@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import io
+import itertools
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ CONVERSATIONS = 26
 
 
 def write_conversations(path: Path) -> None:
-    words = "the cat sat on a mat and saw one red bird fly over it so it ran up the tall tree".split()
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "red", "bird", "fly", "over", "so", "it", "ran"]
     with open(path, "w", encoding="utf-8") as out:
         for n in range(CONVERSATIONS):
             asked = " ".join(words[(n * 3 + k) % len(words)] for k in range(2 + n % 3))
@@ -54,7 +56,26 @@ def settings(root: Path, model: Path, **more: Any) -> dict[str, Any]:
     return base
 
 
-def run(root: Path, model: Path, kwargs: dict[str, Any] | None = None) -> str:
+def die_at(moment: tuple[str, int, bool]) -> None:
+    """Let this process kill itself (signal 9) at the n-th call of "module.function": before it, or after."""
+    path, count, after = moment
+    module, _, name = path.rpartition(".")
+    holder = importlib.import_module(module)
+    real, calls = getattr(holder, name), itertools.count(1)
+
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        now = next(calls) == count
+        if now and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*args, **kwargs)
+        if now:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(holder, name, deadly)
+
+
+def run(root: Path, model: Path, more: dict[str, Any] | None = None, die: tuple[str, int, bool] | None = None) -> str:
     """Run the pipeline; what it prints."""
     import torch
 
@@ -64,12 +85,13 @@ def run(root: Path, model: Path, kwargs: dict[str, Any] | None = None) -> str:
     torch.set_num_threads(1)
     os.environ["COLUMNS"] = "200"
     register()
-    config = typed(OmegaConf.create(settings(root, model, **(kwargs or {}))))
+    if die is not None:
+        die_at(die)
+    config = typed(OmegaConf.create(settings(root, model, **(more or {}))))
     told = io.StringIO()
     before, console.file = console.file, told
     try:
-        with contextlib.redirect_stdout(told):
-            run_pipeline(config)
+        run_pipeline(config)
     finally:
         console.file = before
     return told.getvalue()
