@@ -19,7 +19,7 @@ CONVERSATIONS = 26
 
 
 def write_conversations(path: Path) -> None:
-    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "red", "bird", "fly", "over", "so", "it", "ran"]
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "red", "bird", "fly", "over", "so", "it"]
     with open(path, "w", encoding="utf-8") as out:
         for n in range(CONVERSATIONS):
             asked = " ".join(words[(n * 3 + k) % len(words)] for k in range(2 + n % 3))
