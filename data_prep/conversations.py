@@ -142,10 +142,11 @@ def to_conversation(record: dict, record_id: str, source: str, where: str) -> Co
 def _token_ids(given: Any, where: str) -> dict[str, list[int]] | None:
     if given is None:
         return None
-    lists = [given.get(key) for key in ("prompt", "answer")] if isinstance(given, dict) else [None]
-    if not all(isinstance(ids, list) and ids and all(isinstance(i, int) for i in ids) for ids in lists):
+    ids = {key: given.get(key) for key in ("prompt", "answer")} if isinstance(given, dict) else {}
+    sound = (isinstance(one, list) and one and all(isinstance(token, int) for token in one) for one in ids.values())
+    if not ids or not all(sound):
         raise DataError("bad token ids", where=where, mend="give `token_ids` two lists, `prompt` and `answer`, or none")
-    return {"prompt": lists[0], "answer": lists[1]}
+    return ids
 
 
 def _spelt_arguments(turn: dict) -> list[str | None]:
@@ -181,7 +182,7 @@ def _message(turn: Any, where: str, *, cut: bool = False) -> dict:
         extra["tool_calls"] = [_tool_call(call, where, cut=cut) for call in extra["tool_calls"]]
     else:
         extra.pop("tool_calls", None)
-        if content is None:
+        if content is None and not extra.get("reasoning_content"):
             raise DataError("message without content", where=where, mend="give `content` (or tool calls)")
     return message | _without_none(extra)
 

@@ -34,6 +34,11 @@ def opens_thoughts(prompt: str) -> bool:
     return _OPENED.search(prompt) is not None
 
 
+def closing_tag(prompt: str) -> str:
+    """The tag that ends the think block which a generation prompt opens; "" when it opens none."""
+    return next((b for a, b in TAGS if prompt.rstrip().endswith(a)), "")
+
+
 def own_words(message: dict, prompt: str = "") -> Words:
     """The words of an assistant message, letter for letter.
 

@@ -7,20 +7,21 @@ there: the generation prompt, an empty think block, line breaks after the end-of
 A turn is learnt in the text that the server had before it (`turns.py`). Characters become tokens through offsets, or,
 for tokenizers without them, through the special tokens at the borders (`offsets.py`); a token that straddles the start
 of a turn belongs to the generation prompt and is not learnt. Where the chat template's markers are known (`markers.py`)
-the mask is held against them.
+the mask is held against them. Where a record holds the very tokens of its last exchange, these are taken.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from data_prep.config import DataConfig
 from data_prep.conversations import Conversation
 from data_prep.markers import AUTO, find_markers
 from data_prep.offsets import TextEncoder
+from data_prep.reasoning import closing_tag
 from data_prep.turns import ChatTemplate, NothingToLearnError, ServedTurn, TurnFinder, share_texts, turn_number
 from eagle3.atomic import sha256_json
 from eagle3.errors import DataError
@@ -69,6 +70,7 @@ class Renderer:
             says it was answered with go first.
         truncated: "keep" answers that were cut off, without an end of turn, or "skip" them.
         markers: the family of chat markers, "auto" or "none".
+        exact_tokens: take the tokens of the last answer from the record where it holds what the server gave.
     """
 
     def __init__(
@@ -82,10 +84,11 @@ class Renderer:
         template_kwargs: dict[str, Any] | None = None,
         truncated: str = "keep",
         markers: str = AUTO,
+        exact_tokens: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.thinking, self.tools, self.turns, self.max_length = thinking, tools, turns, max_length
-        self.truncated = truncated
+        self.truncated, self.exact_tokens = truncated, exact_tokens
         self.template_kwargs = dict(template_kwargs or {})
         if not getattr(tokenizer, "chat_template", None):
             raise DataError(
@@ -103,6 +106,7 @@ class Renderer:
         return cls(
             tokenizer, thinking=cfg.thinking, tools=cfg.tools, turns=cfg.turns, max_length=cfg.max_length,
             template_kwargs=cfg.template_kwargs, truncated=cfg.truncated, markers=cfg.markers,
+            exact_tokens=cfg.exact_tokens,
         )  # fmt: skip
 
     @property
@@ -145,6 +149,7 @@ class Renderer:
                 shows an earlier turn otherwise than it was served.
         """
         where = _where(conv)
+        conv = conv if self.exact_tokens else replace(conv, token_ids=None)
         try:
             wanted = self._wanted(conv, where)
         except NothingToLearnError as err:
@@ -166,7 +171,8 @@ class Renderer:
                 mend="set data.turns=served to learn each turn as it was served, or last",
             )  # fmt: skip
         names = [f"{conv.record_id}#{group[-1].number}" if len(groups) > 1 else conv.record_id for group in groups]
-        return [self._rendered(name, group, where) for name, group in zip(names, groups, strict=True)] + refused
+        prompt = conv.token_ids["prompt"] if conv.token_ids else None
+        return [self._rendered(name, group, prompt, where) for name, group in zip(names, groups, strict=True)] + refused
 
     def _finder(self, conv: Conversation) -> TurnFinder:
         template = ChatTemplate(self.tokenizer, {**self.template_kwargs, **conv.template_kwargs})
@@ -197,23 +203,40 @@ class Renderer:
     def _skips_cut(self, conv: Conversation) -> bool:
         return conv.truncated and self.truncated == "skip"
 
-    def _rendered(self, record_id: str, turns: Sequence[ServedTurn], where: str) -> Rendered | Refused:
+    def _rendered(
+        self, record_id: str, turns: Sequence[ServedTurn], prompt: list[int] | None, where: str
+    ) -> Rendered | Refused:
         """One record from the turns that stand in the text of the last of them."""
-        text = turns[-1].text
-        placed = self._encoder.place(text, where)
+        placed = self._encoder.place(turns[-1].text, where)
         ids, mask = placed.ids, [0] * len(placed.ids)
         for turn in turns:
             first, last = placed.index(turn.start), placed.index(turn.end)
             mask[first:last] = [1] * (last - first)
+        if turns[-1].answer:
+            if ids != prompt:
+                return _refused(record_id, where, "the server read other tokens than the chat template gives")
+            ids, mask = [*ids, *turns[-1].answer], mask + self._answer_mask(turns[-1])
         if self._markers:
             self._markers.check(ids, mask, where)
-        ids, mask = ids[: self.max_length], mask[: self.max_length]
-        if not any(mask[FIRST_LEARNABLE:]):
-            cut = len(placed.ids) > self.max_length
-            why = f"no answer within {self.max_length} tokens" if cut else "its answers are empty"
-            mend = "raise data.max_length or drop it"
-            return Refused(record_id, NothingToLearnError("nothing to learn", where=where, why=why, mend=mend))
-        return Rendered(record_id, ids, mask)
+        kept = mask[: self.max_length]
+        if not any(kept[FIRST_LEARNABLE:]):
+            cut = len(mask) > self.max_length
+            return _refused(record_id, where, f"no answer within {self.max_length} tokens" if cut else "empty answers")
+        return Rendered(record_id, ids[: self.max_length], kept)
+
+    def _answer_mask(self, turn: ServedTurn) -> list[int]:
+        """[len(turn.answer)] 0 or 1 for tokens that the server gave; reasoning left out unless it is wanted."""
+        tag = "" if self.thinking else closing_tag(turn.text)
+        closing = self._encoder.encode(tag) if tag else []
+        width = len(closing)
+        ends = (t + width for t in range(len(turn.answer)) if list(turn.answer[t : t + width]) == closing)
+        first = next(ends, len(turn.answer)) if tag else 0
+        return [0] * first + [1] * (len(turn.answer) - first)
+
+
+def _refused(record_id: str, where: str, why: str) -> Refused:
+    mend = "raise data.max_length, or drop the record"
+    return Refused(record_id, NothingToLearnError("nothing to learn", where=where, why=why, mend=mend))
 
 
 def _where(conv: Conversation) -> str:

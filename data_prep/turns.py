@@ -39,12 +39,14 @@ class ServedTurn:
         text: all that the server had before it when the turn was done.
         start: first character of `text` to be learnt.
         end: character after the last one to be learnt.
+        answer: the very tokens that the model wrote after `text`, where they are known; `text` is then the prompt.
     """
 
     number: int
     text: str
     start: int
     end: int
+    answer: tuple[int, ...] = ()
 
 
 class ChatTemplate:
@@ -113,6 +115,10 @@ class TurnFinder:
         """
         messages = conv.messages
         asked = self.template.text(messages[:i], conv.tools, where, prompt=True)
+        last = not any(message["role"] == "assistant" for message in messages[i + 1 :])
+        if last and conv.token_ids:
+            answer = tuple(conv.token_ids["answer"])
+            return ServedTurn(turn_number(messages, i), asked, len(asked), len(asked), answer)
         words = own_words(messages[i], asked)
         self._refuse_markers(conv, i, words, where)
         text, start = self._served(conv, i, asked, words, where)
@@ -123,7 +129,7 @@ class TurnFinder:
         else:
             end = self._end(text, start)
         start += inserted_length(text[start:end], words)
-        if conv.truncated and not any(message["role"] == "assistant" for message in messages[i + 1 :]):
+        if last and conv.truncated:
             text, end = self._cut(messages[i], text, start, words, where)
         else:
             end = self._with_end_token(text, start, end)

@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from data_prep.conversations import Conversation, read_conversations
+from data_prep.conversations import Conversation, read_conversations, to_conversation
 from eagle3.errors import DataError
 
 TALK = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "blue"}]
@@ -120,3 +120,46 @@ def test_missing_sources(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPa
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(DataError, match=name):
         read(name)
+
+
+def test_what_a_record_says_of_its_answer_is_kept() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    record = {
+        "system": "Be kind.",
+        "messages": [
+            {"role": "user", "content": "why"},
+            {"role": "assistant", "content": None, "tool_calls": [call, {**call, "function": {"name": "g"}}]},
+        ],
+        "domain": "code",
+        "language": "en",
+        "provenance": {"source": "x"},
+        "finish_reason": "tool_calls",
+        "generation": {"template_kwargs": {"thinking": False}},
+        "token_ids": {"prompt": [1], "answer": [2, 3]},
+    }
+    conv = to_conversation(record, "r", "s", "here")
+    assert (conv.domain, conv.language, conv.provenance) == ("code", "en", {"source": "x"})
+    assert (conv.finish_reason, conv.truncated) == ("tool_calls", False)
+    assert conv.arguments == {2: ['{"a":1}', None]} and conv.messages[2]["tool_calls"][0]["function"]["arguments"] == {
+        "a": 1
+    }
+    assert conv.template_kwargs == {"thinking": False} and conv.token_ids == {"prompt": [1], "answer": [2, 3]}
+    bare = to_conversation({"messages": record["messages"]}, "r", "s", "here")
+    assert (bare.domain, bare.provenance, bare.token_ids, bare.truncated) == ("", {}, None, False)
+
+
+def test_an_answer_that_was_cut_off_need_not_be_whole() -> None:
+    half = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":'}}
+    said = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "", "tool_calls": [half]}]
+    assert to_conversation({"messages": said, "finish_reason": "length"}, "r", "s", "here").truncated
+    with pytest.raises(DataError, match="not JSON"):
+        to_conversation({"messages": said}, "r", "s", "here")
+
+
+@pytest.mark.parametrize(
+    "given", [[1], {"prompt": [1]}, {"prompt": [1], "answer": []}, {"prompt": [1], "answer": ["a"]}]
+)
+def test_bad_token_ids_are_refused(given: object) -> None:
+    said = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "blue"}]
+    with pytest.raises(DataError, match=r"bad token ids \[here\]"):
+        to_conversation({"messages": said, "token_ids": given}, "r", "s", "here")
