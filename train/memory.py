@@ -155,6 +155,18 @@ def _share(count: int, world: int) -> int:
     return -(-count // world)
 
 
+def _touched(sizes: dict[str, int], world: int) -> int:
+    """Elements of all matrices that the fullest process owns a piece of: DeepSpeed keeps their gradients whole."""
+    share, most = _share(sum(sizes.values()), world), 0
+    for rank in range(world):
+        first, last, place, own = rank * share, (rank + 1) * share, 0, 0
+        for size in sizes.values():
+            own += size if place < last and place + size > first else 0
+            place += size
+        most = max(most, own)
+    return most
+
+
 def _states(shape: DraftShape, s: MemorySettings, count: int) -> list[Part]:
     """Weights, master weights, moments, and the target's frozen ends (plain tensors, never partitioned)."""
     share, b = _share(count, s.world), s.element
@@ -182,14 +194,14 @@ def _states(shape: DraftShape, s: MemorySettings, count: int) -> list[Part]:
 def _gradients(shape: DraftShape, s: MemorySettings, sizes: dict[str, int]) -> list[Part]:
     """Gradients in the weights' dtype, the buckets that reduce them, and the head's, which the loss takes at once."""
     count, b = sum(sizes.values()), s.element
-    share = _share(count, s.world)
+    share = _touched(sizes, s.world) if s.stage < 3 else _share(count, s.world)
     kept = count if s.stage < 2 else share
-    name = f"P={count:,}" if s.stage < 2 else f"P/{s.world}={share:,}"
+    name = f"P={count:,}" if s.stage < 2 else f"own share, whole matrices {share:,}"
     phases = PHASES if s.accumulation > 1 or s.stage == 3 else (BACKWARD, STEP)
     # The optimizer step reads float32 gradients of the own share; under stage 1 only the share is left by then.
     late = tuple(p for p in phases if p != STEP or s.stage == 0)
     parts = [Part("gradients", kept * b, f"{name} x {b}", late)]
-    if s.stage in (1, 2) and s.accumulation > 1 and s.stage == 2:
+    if s.stage == 2 and s.accumulation > 1:
         parts.append(Part("gradients of this micro-batch", share * b, f"{name} x {b}", (BACKWARD,)))
     if s.stage:
         copies = 2 if s.overlap and s.cuda and s.stage < 3 else 1
