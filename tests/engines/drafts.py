@@ -15,22 +15,45 @@ CACHE = ROOT / ".cache" / "drafts"
 SETTINGS = ["data.max_samples=320", "data.max_length=128", "train.epochs=4", "train.save_every=10000"]
 
 
-def tiny_kimi_run(target: Path, wiring: list[str] | None = None) -> Path:
+def tiny_kimi_run(target: Path, wiring: list[str] | None = None, settings: list[str] | None = None) -> Path:
     """The run folder of a draft for the tiny Kimi, trained through the front door for about half a minute.
 
     Args:
         target: the tiny Kimi's folder.
         wiring: site names; None = the native wiring.
+        settings: the draft's own settings, e.g. "draft.kind=mla"; such a draft reads the plain one's hidden states.
     """
-    overrides = [*SETTINGS, *([f"wiring.aux=[{','.join(wiring)}]"] if wiring else [])]
-    run = CACHE / f"tiny_kimi-{sha256_json([target.name, overrides])[:16]}"
+    overrides = ["conf=matrix_native", *SETTINGS, *([f"wiring.aux=[{','.join(wiring)}]"] if wiring else [])]
+    plain = _trained("tiny_kimi", target, overrides)
+    if not settings:
+        return plain
+    shared = [f"paths.prepared={plain}/prepared", f"paths.store={plain}/store", "stages=[train,export]"]
+    return _trained("tiny_kimi", target, [*overrides, *settings], shared)
+
+
+def _trained(name: str, target: Path, overrides: list[str], shared: list[str] | None = None) -> Path:
+    """The run folder that the front door made for these settings; one test process makes it while others wait.
+
+    `shared` are settings that are no part of the folder's key: what it takes over from another run.
+    """
+    run = CACHE / f"{name}-{sha256_json([target.name, overrides])[:16]}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(CACHE / f"{run.name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (run / "served" / "config.json").exists():
             shutil.rmtree(run, ignore_errors=True)
-            command = [sys.executable, str(ROOT / "train" / "run.py"), "conf=matrix_native", f"run_dir={run}"]
-            command += [f"target.path={target}", "track.wandb=disabled", *overrides]
+            command = [sys.executable, str(ROOT / "train" / "run.py"), *overrides, *(shared or []), f"run_dir={run}"]
+            command += [f"target.path={target}", "track.wandb=disabled"]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
             assert done.returncode == 0, done.stdout + done.stderr
     return run
+
+
+def kimi_mini_run(target: Path) -> Path:
+    """The run folder of a draft for the miniature of Kimi-K2.5, trained through `conf=kimi_k25 +size=mini`.
+
+    Conversations are the shipped answers and hidden states come from transformers: about a minute.
+    """
+    settings = ["stages=[prepare,extract,train,export]", "capture.backend=hf", "capture.compute_dtype=float32"]
+    settings += ["data.sources=[data/demo_answers.jsonl]", "train.processes=1", "target.trust_remote_code=true"]
+    return _trained("kimi_mini", target, ["conf=kimi_k25", "+size=mini", *settings])

@@ -3,51 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from drafts import ROOT, tiny_kimi_run
-from transformers import AutoTokenizer
+from acceptance import LENGTH, STEPS, Bench, make_bench, run
+from drafts import tiny_kimi_run
 
-from eagle3.checkpoint import load_served
-from eagle3.hf_model import load_target
-from eagle3.target_weights import TargetWeights
-from eagle3.wiring import Wiring
-from eval.engines.base import Ask, Generation, Session
-from eval.engines.local import LocalEngine
-from eval.engines.server_config import ServerConfig
-from eval.engines.sglang import SGLangEngine
-from eval.prompts import encode_prompt, read_prompt_set
-
-STEPS, LENGTH, PROMPTS = 3, 24, 5
-ROUNDING = 1e-3  # two logits this close may swap places between two implementations
-
-
-@dataclass
-class Bench:
-    """The target, its draft, the prompts, and the local engine that serves them."""
-
-    target: Path
-    served: Path
-    trained: Wiring
-    asks: list[Ask]
-    local: LocalEngine
-    config: dict[str, Any]
-    work: Path
-
-    def engine(self, **changes: Any) -> SGLangEngine:
-        cfg = ServerConfig(**{**self.config, **changes})
-        return SGLangEngine(self.target, self.served, self.trained, STEPS, cfg, self.work)
-
-    def same_text(self, ask: Ask, made: list[int], expected: list[int]) -> bool:
-        """Equal, or parted where the target's first two logits tie."""
-        if made == expected:
-            return True
-        place = next((k for k, (a, b) in enumerate(zip(made, expected, strict=False)) if a != b), len(expected))
-        return self.local.top_gap([*ask.prompt_ids, *expected[:place]]) < ROUNDING
+from eval.engines.base import Session
 
 
 @pytest.fixture(scope="module")
@@ -58,28 +20,8 @@ def bench(
     tiny_kimi_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Bench:
-    run = tiny_kimi_run(tiny_kimi_path)
-    weights = TargetWeights(tiny_kimi_path)
-    draft, trained, _ = load_served(run / "served", weights.embedding())
-    target = load_target(tiny_kimi_path, "cpu", torch.float32, False, with_head=True)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_kimi_path)
-    prompts = read_prompt_set(ROOT / "data" / "eval" / "chat.jsonl", PROMPTS).prompts
-    asks = [Ask(one.id, encode_prompt(tokenizer, one)) for one in prompts]
-    config = {
-        "python": str(sglang_python),
-        "env": sglang_env,
-        "extra_args": sglang_args,
-        "dtype": "float32",
-        "start_timeout_s": 600.0,
-    }
-    local = LocalEngine(target, draft, trained)
-    return Bench(tiny_kimi_path, run / "served", trained, asks, local, config, tmp_path_factory.mktemp("sglang"))
-
-
-def run(session: Session, asks: list[Ask], concurrency: int, temperature: float = 0.0) -> list[Generation]:
-    batch = session.run(asks, max_new_tokens=LENGTH, temperature=temperature, concurrency=concurrency)
-    assert not batch.failures
-    return [made for made in batch.generations if made is not None]
+    work, served = tmp_path_factory.mktemp("sglang"), tiny_kimi_run(tiny_kimi_path) / "served"
+    return make_bench(tiny_kimi_path, served, work, sglang_python, sglang_env, sglang_args)
 
 
 @pytest.fixture(scope="module")
@@ -106,17 +48,10 @@ def test_a_draft_changes_no_token_and_accepts_as_locally(
     bench: Bench, chain: Session, plain: list[list[int]], concurrency: int
 ) -> None:
     """Batch 1 and a batch: the texts are plain decoding's, and every verify keeps what the local engine's keeps."""
-    totals = [0, 0, 0, 0]
-    for ask, made, text in zip(bench.asks, run(chain, bench.asks, concurrency), plain, strict=True):
-        here = bench.local.generate(ask.prompt_ids, LENGTH, STEPS)
-        assert bench.same_text(ask, list(made.tokens), text), ask.id
-        if list(made.tokens) == here.tokens:
-            totals = [
-                a + b for a, b in zip(totals, (made.correct, made.verifies, here.correct, here.verifies), strict=True)
-            ]
-    correct, verifies, local_correct, local_verifies = totals
-    assert local_correct > 0, "the draft accepts nothing, so nothing is compared"
-    assert abs(correct / verifies - local_correct / local_verifies) < 0.03
+    made = run(chain, bench.asks, concurrency)
+    for ask, one, text in zip(bench.asks, made, plain, strict=True):
+        assert bench.same_text(ask, list(one.tokens), text), ask.id
+    bench.check_acceptance(made)
 
 
 def test_the_server_says_what_it_was_started_with(bench: Bench, chain: Session) -> None:
