@@ -97,7 +97,7 @@ def _tool_calls(raw: Any) -> list[dict[str, Any]]:
     calls = []
     for call in raw if isinstance(raw, list) else [None]:
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if call is None or not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UnusableError("a tool call without a function")
         named = {"name": function["name"], "arguments": function.get("arguments") or "{}"}
         calls.append({"id": str(call.get("id") or ""), "type": "function", "function": named})

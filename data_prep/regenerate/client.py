@@ -19,6 +19,7 @@ from data_prep.regenerate.config import RegenerateConfig
 from eagle3.errors import ConfigError, RedraftError
 
 LONGEST_BACKOFF_S = 30.0
+UNHEARD = 3  # times the patience that one request is kept while others are answered and it meets nobody
 LONGEST_POLL_S = 5.0  # between two looks at a server that cannot be reached
 CONNECT_TIMEOUT_S = 10.0
 AWAY = (502, 503, 504)  # what stands in for a server that is not there
@@ -122,7 +123,7 @@ class ChatClient:
 
         Raises:
             FailedError: the request is bad, or all its tries failed.
-            ServerGone: nobody was there for `patience_s`, and no other request was answered meanwhile.
+            ServerGone: no request was answered for `patience_s`.
             ConfigError: the server wants another key, or knows no such path or model.
         """
         patience_s = self._cfg.outage_s if patience_s is None else patience_s
@@ -154,15 +155,16 @@ class ChatClient:
         await asyncio.sleep(min(seconds, max(self._cfg.outage_s, LONGEST_BACKOFF_S)))
 
     def _check_patience(self, away_since: float, patience_s: float, trouble: _Trouble) -> None:
-        waited = time.monotonic() - away_since
-        if waited <= patience_s:
+        now = time.monotonic()
+        waited, silent = now - away_since, now - max(away_since, self._heard)
+        if silent <= patience_s:
+            if waited > UNHEARD * patience_s:  # others are answered all the while
+                raise FailedError(f"{trouble.why} for {waited:.0f} s", "server")
             return
-        if self._heard > away_since:
-            raise FailedError(f"{trouble.why} for {waited:.0f} s", "server")
         raise ServerGone(
             "the server cannot be reached",
             where=self.url,
-            why=f"{trouble.why}, for {waited:.0f} s",
+            why=f"{trouble.why}, for {silent:.0f} s",
             mend="see that it runs (its log, its address), then run the same command again: finished answers are kept",
         )
 

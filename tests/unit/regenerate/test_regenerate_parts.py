@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from conftest import SET, read_lines
 from fake_chat import FakeChat, completion, serving
 
 from data_prep.regenerate import RegenerateConfig, regenerate
 from data_prep.regenerate.__main__ import build_parser, config_from
+from data_prep.regenerate.client import _retry_after
 from data_prep.regenerate.sampling import seed_of
 from data_prep.regenerate.source import asking_lengths
 from data_prep.regenerate.thinking import Prefill, prefill_of, split_text
@@ -274,6 +278,16 @@ def test_flags_give_the_same_configuration() -> None:
         source="s", url="http://h:1", temperature=0.0, thinking=True, keep_empty=True, template_kwargs={"depth": 3},
         max_tokens=9,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("header", "low", "high"),
+    [("7", 7, 7), ("", 0, 0), ("soon", 0, 0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0), ("in 90 s", 80, 91)],
+)
+def test_retry_after_is_a_number_or_a_date(header: str, low: float, high: float) -> None:
+    if header == "in 90 s":
+        header = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+    assert low <= _retry_after(httpx.Response(429, headers={"Retry-After": header})) <= high
 
 
 # --- circles ------------------------------------------------------------------------------------------------------
