@@ -339,7 +339,7 @@ def _shape(config: dict[str, Any], tensors: dict[str, Tensor], where: str) -> Dr
         raise IntegrityError("incomplete config.json", where=where, why=f"no {err.args[0]}", mend=_MEND) from None
 
 
-def _attention_sizes(config: dict[str, Any], kind: str) -> dict[str, int]:
+def _attention_sizes(config: dict[str, Any], kind: str) -> dict[str, Any]:
     heads = config["num_attention_heads"]
     if kind == "mla":
         sizes = {name: int(config[name] or 0) for name in LATENT_SIZES}

@@ -32,7 +32,7 @@ def fresh_draft(
         vocab: draft vocabulary of `shape.draft_vocab_size` out of `shape.vocab_size`.
         config: `init_lm_head` "target" copies the target's head rows and its final norm times `init_norm_scale`;
             `init_fc` "last" starts `fc` as a copy of the last aux slot and the layer's two outputs at zero, so that
-            the first hidden state is that slot's own.
+            the first hidden state is that slot's own (normed, where the draft norms it before `fc`).
         embedding: `[V, H]` the target's, copied and frozen.
         head: `[V, H]` the target's output matrix.
         final_norm: `[H]` the target's final norm.
@@ -60,8 +60,8 @@ def fresh_draft(
         if config.init_fc == "last":
             draft.fc.weight.zero_()
             draft.fc.weight[:, -shape.hidden_size :] = torch.eye(shape.hidden_size)
-            draft.midlayer.self_attn.o_proj.weight.zero_()
-            draft.midlayer.mlp.down_proj.weight.zero_()
+            for output in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+                draft.midlayer.get_parameter(output).zero_()
     return draft
 
 

@@ -46,7 +46,7 @@ def target_shape(config: RedraftConfig, weights: TargetWeights) -> DraftShape:
     return shape_from(config, weights.text_config, rope_parameters(weights.text_config), weights.rms_norm_eps)
 
 
-def _head_sizes(config: RedraftConfig, text: dict[str, Any], heads: int) -> dict[str, int]:
+def _head_sizes(config: RedraftConfig, text: dict[str, Any], heads: int) -> dict[str, Any]:
     draft = config.draft
     return {
         "num_key_value_heads": draft.num_key_value_heads or text.get("num_key_value_heads") or heads,
@@ -54,7 +54,7 @@ def _head_sizes(config: RedraftConfig, text: dict[str, Any], heads: int) -> dict
     }
 
 
-def _latent_sizes(config: RedraftConfig, text: dict[str, Any], heads: int) -> dict[str, int]:
+def _latent_sizes(config: RedraftConfig, text: dict[str, Any], heads: int) -> dict[str, Any]:
     sizes = {name: getattr(config.draft, name) or text.get(name) or 0 for name in LATENT_SIZES}
     missing = [name for name, size in sizes.items() if not size]
     if missing:
