@@ -1,7 +1,7 @@
 """Near-duplicates by MinHash: of prompts that resemble each other, the first in a seeded shuffle stays.
 
 Memory for N prompts with P permutations and B bands: signatures 4 P N bytes in a file that is mapped, not loaded
-(10**6 prompts, P = 128: 512 MB), group numbers 4 B N bytes in memory (B = 25: 100 MB), one band's hashes and order
+(10**6 prompts, P = 128: 512 MB), group numbers 4 B N bytes in memory (B = 18: 72 MB), one band's hashes and order
 24 N bytes (24 MB). `datasketch.MinHashLSH` holds the same in dicts of sets of tuples, about 10 kB a prompt: 10 GB.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 CHUNK = 1024  # shingles hashed at a time: [1024, 128] uint32 stay in the cache
-FALSE_NEGATIVES = 0.9  # weight of a missed pair when bands are chosen; found pairs are judged again by all values
+FALSE_NEGATIVES = 0.99  # weight of a missed pair when bands are chosen; found pairs are judged again by all values
 
 
 class Signatures:

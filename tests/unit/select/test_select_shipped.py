@@ -23,7 +23,7 @@ def test_the_shipped_selection_fills_its_quotas_and_meets_what_is_planted(tmp_pa
     cfg.length_buckets = {}  # lengths are in the target's tokens, and here is no target
     report = select(cfg, tmp_path, None)
     records = read_selected(tmp_path)
-    assert Counter(one["domain"] for one in records) == {"chat": 144, "code": 43, "math": 41, "agent": 12}
+    assert Counter(one["domain"] for one in records) == {"chat": 146, "code": 43, "math": 41, "agent": 10}
     assert Counter(one["language"] for one in records) == {"en": 149, "zh": 48, "de": 31, "es": 12}
     assert report["evaluation_prompts"]["records_left_out"] == {"exact": 1, "contained": 1, "near": 1}
     shared = report["sources"]["shared"]
