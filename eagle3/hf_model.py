@@ -84,7 +84,7 @@ def _from_pretrained(path: Path, trust_remote_code: bool, options: dict[str, Any
 
     own = text_model_config(config, str(file))
     weights = dequantized_text_weights(path, scheme, options["dtype"])
-    text_class = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(own)]
+    text_class: Any = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(own)]
     model, info = text_class.from_pretrained(None, config=own, state_dict=weights, **options)
     unexpected = sorted(info["unexpected_keys"])
     if unexpected:
