@@ -116,6 +116,10 @@ def check_engine(shape: DraftShape, convention: str, where: str) -> None:
     """
     if not convention.startswith("sglang-"):
         return
+    if shape.num_aux == 1:
+        # Every build tells the target's states from the draft's own by width alone; one state passes for the latter.
+        why = "it leaves out fc where the states it is fed are as wide as the draft"
+        raise ConfigError("SGLang cannot serve a draft of one aux site", where=where, why=why, mend="wire two or more")
     build = tuple(int(part) for part in convention.removeprefix("sglang-").removesuffix("-patched").split("."))
     used = {name for name in ("fc_norm", "norm_output", "norm_before_fc") if getattr(shape, name)} | {shape.kind}
     lacking = sorted(name for name, since in _SINCE.items() if name in used and build < since)

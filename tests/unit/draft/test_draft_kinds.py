@@ -183,6 +183,15 @@ def test_no_folder_is_written_for_a_build_that_lacks_the_switch(make_draft, tmp_
     save(make_draft(torch.float32), tmp_path / "served", convention)
 
 
+def test_one_aux_site_is_not_served_by_an_engine_that_would_skip_fc(make_draft, tmp_path):
+    draft = make_draft(torch.float32, num_aux=1)
+    one = replace(WIRING, aux=(Site(5),))
+    saved = {"target": {}, "vocab": vocab_from_maps(draft.d2t, draft.t2d, "here")}
+    with pytest.raises(ConfigError, match="leaves out fc"):
+        save_served(tmp_path / "served", draft, one, convention_name="sglang-0.5.23", **saved)
+    save_served(tmp_path / "served", draft, one, convention_name="vllm", **saved)
+
+
 def test_a_fresh_draft_of_every_kind_starts_from_the_targets_end(make_draft, variant):
     shape = make_draft(**variant, draft_vocab_size=17).shape
     vocab = build_draft_vocab(torch.arange(40), 17)
