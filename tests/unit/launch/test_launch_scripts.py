@@ -130,3 +130,12 @@ def test_a_failing_task_fails_the_batch_script(stage: dict[str, str], tmp_path: 
     failing = program(tmp_path, "failing-python", '#!/usr/bin/env bash\n[ "$RANK" != 3 ]\n')
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n", "PYTHON": str(failing)}
     assert run("train.sbatch", "conf=x", env={**stage, **job}, cwd=ROOT).returncode != 0
+
+
+def test_extraction_runs_one_command_a_node_that_joins_no_group(stage: dict[str, str]) -> None:
+    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "4"}
+    done = run("extract.sbatch", "conf=kimi_k25", env={**stage, **job}, cwd=ROOT)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("rank=")]
+    assert done.returncode == 0 and len(lines) == 4
+    assert all(line.startswith("rank= world=") and line.endswith("conf=kimi_k25 stages=[extract]") for line in lines)
+    assert {"srun option --ntasks-per-node=1", "srun option --kill-on-bad-exit=0"} <= set(done.stdout.splitlines())
