@@ -96,8 +96,9 @@ class Renderer:
                 mend="put chat_template.jinja beside the target's tokenizer",
             )  # fmt: skip
         self._encoder = TextEncoder(tokenizer)
-        shown = ChatTemplate(tokenizer, self.template_kwargs).shown()
-        self._markers = find_markers(self._encoder, shown, markers)
+        template = ChatTemplate(tokenizer, self.template_kwargs)
+        self._verbatim = template.keeps_argument_text()
+        self._markers = find_markers(self._encoder, template.shown(), markers)
         self._special = {str(token) for token in tokenizer.all_special_tokens} | _special_added(tokenizer)
 
     @classmethod
@@ -177,7 +178,7 @@ class Renderer:
     def _finder(self, conv: Conversation) -> TurnFinder:
         template = ChatTemplate(self.tokenizer, {**self.template_kwargs, **conv.template_kwargs})
         family = self._markers.family if self._markers else None
-        return TurnFinder(template, family, self._special, self.thinking)
+        return TurnFinder(template, family, self._special, thinking=self.thinking, verbatim=self._verbatim)
 
     def _wanted(self, conv: Conversation, where: str) -> list[int]:
         """Numbers of the messages to be learnt."""

@@ -75,6 +75,18 @@ class ChatTemplate:
         except DataError:
             return ""
 
+    def keeps_argument_text(self) -> bool:
+        """Whether it writes the arguments of a tool call as they are when they are text, not quoted once more."""
+        text = '{"a":"b"}'
+        call = {"id": "f:0", "type": "function", "function": {"name": "f", "arguments": text}}
+        try:
+            shown = self.text(
+                [_said("user", "a"), _said("assistant", "") | {"tool_calls": [call]}], None, "", prompt=False
+            )
+        except DataError:
+            return False
+        return text in shown
+
     def marked_end(self, messages: Sequence[dict], tools: list | None, text: str) -> tuple[int, int] | None:
         """Characters of the last turn that a template with `{% generation %}` marks; None where it marks not all."""
         template = self.tokenizer.get_chat_template(None, tools)
@@ -101,10 +113,14 @@ class TurnFinder:
             rewrites what stands before a turn is refused.
         special: names of the tokenizer's special tokens.
         thinking: learn the reasoning that a message itself holds.
+        verbatim: the template writes arguments of tool calls that are given as text letter for letter.
     """
 
-    def __init__(self, template: ChatTemplate, family: Family | None, special: set[str], thinking: bool) -> None:
-        self.template, self.family, self.special, self.thinking = template, family, special, thinking
+    def __init__(
+        self, template: ChatTemplate, family: Family | None, special: set[str], *, thinking: bool, verbatim: bool
+    ) -> None:
+        self.template, self.family, self.special = template, family, special
+        self.thinking, self.verbatim = thinking, verbatim
 
     def find(self, conv: Conversation, i: int, where: str) -> ServedTurn:
         """The assistant's turn in `conv.messages[i]`.
@@ -178,19 +194,12 @@ class TurnFinder:
         """The text with the turn, its tool calls' arguments as the model wrote them where the template lets them be."""
         turn = {key: value for key, value in turn.items() if key != "name"}  # the prompt names nobody
         texts = conv.arguments.get(i, [])
-        if any(texts):
+        if self.verbatim and any(texts):
             calls = [
                 call | {"function": call["function"] | {"arguments": text}} if text else call
                 for call, text in zip(turn["tool_calls"], texts, strict=True)
             ]
-            verbatim = [*conv.messages[:i], turn | {"tool_calls": calls}]
-            told = self.template.text(verbatim, conv.tools, where, prompt=False)
-            at = 0
-            for text in filter(None, texts):
-                at = told.find(text, at) if at >= 0 else at
-            quoted = any(json.dumps(text, ensure_ascii=False) in told for text in filter(None, texts))
-            if at >= 0 and not quoted:
-                return told
+            turn = turn | {"tool_calls": calls}
         return self.template.text([*conv.messages[:i], turn], conv.tools, where, prompt=False)
 
     def _spliced(self, before: str, asked: str, told: str, where: str) -> tuple[str, int]:
