@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
+from data_prep.store.manifest import TOKEN_BYTES
 from eagle3.errors import RedraftError
 from eagle3.state_codec import CODECS
 from eagle3.wiring import Wiring
 
-TOKEN_BYTES = 5  # int32 id and uint8 mask
 LOSSLESS = (0.66, 0.76)  # share of the raw bytes that the lossless codec leaves, as measured (benchmarks/store.py)
 
 

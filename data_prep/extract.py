@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data_prep.budget import TOKEN_BYTES, check_space, state_bytes_per_token
+from data_prep.budget import check_space
 from data_prep.capture.sample import CapturedSample
 from data_prep.claims import Claims, Held, clear
 from data_prep.store import StoreManifest
@@ -137,8 +137,7 @@ def extract(
     left = worker.drop_done(units)
     missing = sum(lengths[i] for unit in left for i in unit.records if record_ids[i] not in store.done)
     if isinstance(store_path, Path):
-        per_token = state_bytes_per_token(manifest.wiring, 4 if manifest.dtype == "float32" else 2) + TOKEN_BYTES
-        check_space(store_path, per_token * missing)
+        check_space(store_path, manifest.token_bytes * missing)
     others: tuple[Held, ...] = ()
     if left:
         store.open_to_growth()

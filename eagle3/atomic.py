@@ -47,13 +47,17 @@ def replacing(path: Path) -> Iterator[Path]:
         tmp.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` atomically (UTF-8)."""
-    with replacing(path) as tmp:
-        tmp.write_text(text, encoding="utf-8")
+def write_text(path: Path | UPath, text: str) -> None:
+    """Write `text` (UTF-8) to `path` atomically: renamed over it locally, put as one object elsewhere."""
+    if isinstance(path, Path):
+        with replacing(path) as tmp:
+            tmp.write_text(text, encoding="utf-8")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)  # nothing to do where there are no folders
+    path.fs.pipe_file(path.path, text.encode())
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path | UPath, value: Any) -> None:
     """Write `value` as indented JSON to `path` atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 

@@ -35,11 +35,8 @@ def store_place(text: str | Place) -> Place:
         return text
     if "://" not in text:
         return Path(text)
+    refuse_password(text)
     parts = urlsplit(text)
-    if parts.password is not None:
-        shown = f"{parts.scheme}://...@{parts.hostname}{parts.path}"
-        mend = "leave the password out: credentials are taken from the environment"
-        raise RedraftError("a path must not carry a password", where=shown, mend=mend)
     if parts.scheme in ("file", "local"):
         return Path(parts.path)
     try:
@@ -49,6 +46,20 @@ def store_place(text: str | Place) -> Place:
         mend = "install the package that fsspec names, or give a local path"
         raise RedraftError("no file system for this path", where=text, why=str(err), mend=mend) from None
     return place
+
+
+def refuse_password(text: str) -> None:
+    """Refuse a URL that carries a password, which would end up in configurations, manifests and logs.
+
+    Raises:
+        RedraftError: without showing it.
+    """
+    address = text.partition("://")[2].partition("/")[0]
+    user, at, host = address.rpartition("@")
+    if at and ":" in user:
+        where = f"{text.partition('://')[0]}://...@{host}"
+        mend = "leave it out: credentials are taken from the environment or the file system's own settings"
+        raise RedraftError("a path must not carry a password", where=where, mend=mend)
 
 
 def create(path: Place, text: str) -> bool:
@@ -97,16 +108,6 @@ def _write_synced(path: Path, mode: str, content: bytes) -> None:
         os.fsync(handle.fileno())
 
 
-def put_text(path: Place, text: str) -> None:
-    """Write `text` (UTF-8) to `path`: renamed over it locally, put as one object elsewhere."""
-    if isinstance(path, Path):
-        with replacing(path) as tmp:
-            tmp.write_text(text, encoding="utf-8")
-    else:
-        _parent(path)
-        path.fs.pipe_file(path.path, text.encode())
-
-
 @contextlib.contextmanager
 def writing(path: Place) -> Iterator[Path]:
     """Yield a local temporary file; on success it becomes `path`, whole: renamed locally, put as one object elsewhere.
@@ -120,12 +121,8 @@ def writing(path: Place) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="redraft-") as folder:
         tmp = Path(folder) / path.name
         yield tmp
-        _parent(path)
+        path.parent.mkdir(parents=True, exist_ok=True)  # nothing to do where there are no folders
         path.fs.put_file(str(tmp), path.path)
-
-
-def _parent(path: UPath) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)  # nothing to do where there are no folders
 
 
 def list_files(folder: Place, pattern: str) -> list[Place]:

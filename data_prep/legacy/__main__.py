@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     two = commands.add_parser("convert", parents=[shared], help="write a hidden-state store")
     two.add_argument("--target", type=Path, required=True, help="the target's folder")
-    two.add_argument("--store", type=Path, required=True, help="store to write, or to go on with")
+    two.add_argument("--store", type=_folder, required=True, help="store to write, or to go on with; a local folder")
     two.add_argument("--prepared", type=Path, help="also write the tokens and masks that training reads, here")
     two.add_argument("--aux", default="", help="wanted sites, e.g. layer_3,layer_31,layer_59 (the layers found)")
     two.add_argument("--teacher", default="", choices=["", "final", "final_normed"], help="(the one found, or final)")
@@ -91,6 +91,12 @@ def build_parser() -> argparse.ArgumentParser:
     two.add_argument("--seed", type=int, default=0, help="of that split (0)")
     two.set_defaults(run=run_convert)
     return parser
+
+
+def _folder(text: str) -> Path:
+    if "://" in text:
+        raise argparse.ArgumentTypeError("a local folder, not a URL: convert here, then copy the folder")
+    return Path(text)
 
 
 def _positive(text: str) -> int:

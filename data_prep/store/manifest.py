@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from eagle3.atomic import read_json
+from eagle3.atomic import read_json, write_json
 from eagle3.errors import IntegrityError, RedraftError
-from eagle3.place import Place, put_text
-from eagle3.state_codec import CODECS
+from eagle3.place import Place
+from eagle3.state_codec import CODECS, state_bytes
 from eagle3.wiring import Wiring
 
 FORMAT = "redraft-store"
 OLD, VERSION = 1, 2  # 1 had no codec: its states are raw
+TOKEN_BYTES = 5  # int32 id and uint8 mask
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -49,6 +49,12 @@ class StoreManifest:
             raise RedraftError(
                 "unknown store codec", why=f"found {self.codec!r}", mend=f"use one of {', '.join(CODECS)}"
             )
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes a stored token takes at most: its states, its id, its mask. That of `lossless` is what `raw` takes."""
+        states = len(self.wiring.stored_sites) + 1
+        return states * state_bytes(self.codec, self.dtype, self.wiring.hidden_size) + TOKEN_BYTES
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able form; `from_dict` reads it back."""
@@ -103,7 +109,7 @@ class StoreManifest:
 
     def write(self, store: Place) -> None:
         """Write the manifest atomically into folder `store`."""
-        put_text(store / "manifest.json", json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        write_json(store / "manifest.json", self.to_dict())
 
     def check_same(self, found: StoreManifest, where: str) -> None:
         """Refuse to continue the store of manifest `found` with this one.

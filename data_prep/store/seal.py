@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
-from eagle3.atomic import read_json
+from eagle3.atomic import read_json, write_json
 from eagle3.errors import IntegrityError
-from eagle3.place import Place, exists, list_files, put_text, remove, sha256
+from eagle3.place import Place, exists, list_files, remove, sha256
 from eagle3.shard_file import MEND, Shard
 
 NAME = "complete.json"
@@ -29,7 +28,7 @@ def write_seal(store: Place, shards: Sequence[Shard]) -> bool:
         "supervised": sum(entry.supervised for entry in records.values()),
         "shards": {shard.path.name: sha256(shard.path) for shard in shards},
     }
-    put_text(store / NAME, json.dumps(seal, indent=2, ensure_ascii=False) + "\n")
+    write_json(store / NAME, seal)
     if {path.name for path in list_files(store, "shard-*.json")} == set(seal["shards"]):
         return True
     break_seal(store)

@@ -10,9 +10,10 @@ from data_prep.capture.sample import CapturedSample
 from data_prep.store.manifest import StoreManifest
 from data_prep.store.seal import break_seal, write_seal
 from data_prep.store.shard import Entry, Shard, publish, remove_orphans
-from data_prep.store.writer import cannot_write, check_sample, find_shards, join_store
+from data_prep.store.writer import cannot_write, check_sample, join_store
 from eagle3.errors import IntegrityError
-from eagle3.place import Place, remove
+from eagle3.place import Place, exists, list_files, modified, remove
+from eagle3.shard_file import check_shards, find_shards
 
 RETRIES = 3
 TEMPORARY = re.compile(r"\.shard-(?P<name>.+?)(\.[0-9a-f]{16})?(\.safetensors|\.json)\..+\.tmp")
@@ -38,8 +39,9 @@ class SharedStore:
             raise cannot_write(path, err) from err
         self._seen: set[str] = set()
         self.done: dict[str, Entry] = {}
-        for shard in find_shards(path):
-            shard.check()
+        shards = find_shards(path)
+        check_shards(shards)
+        for shard in shards:
             self._add(shard)
 
     def _add(self, shard: Shard) -> None:
@@ -58,12 +60,12 @@ class SharedStore:
         lost a shard of such a one.
         """
         number, free = 0, name
-        while f"shard-{free}.json" in self._seen or (self.path / f"shard-{free}.json").exists():
+        while f"shard-{free}.json" in self._seen or exists(self.path / f"shard-{free}.json"):
             if f"shard-{free}.json" not in self._seen:
                 try:
                     self._add(Shard.read(self.path / f"shard-{free}.json"))
                 except IntegrityError:
-                    if (self.path / f"shard-{free}.json").exists():
+                    if exists(self.path / f"shard-{free}.json"):
                         raise
             number += 1
             free = f"{name}.{number}"
@@ -100,9 +102,9 @@ class SharedStore:
     def sweep(self, names: Iterable[str]) -> None:
         """Remove the unfinished files of shards `names`, whose writer is surely dead."""
         for name in names:
-            for path in self.path.glob(f".shard-{name}.*.tmp"):
+            for path in list_files(self.path, f".shard-{name}.*.tmp"):
                 remove(path)
-            for path in self.path.glob(f"shard-{name}.*.safetensors"):
+            for path in list_files(self.path, f"shard-{name}.*.safetensors"):
                 if not self._named(name, path.name):
                     remove(path)
 
@@ -112,11 +114,11 @@ class SharedStore:
         Beside living writers, too: one that is about to lose its race finds its file gone, and that it has lost.
         """
         remove_orphans(self.path)
-        for path in self.path.glob(".shard-*.tmp"):
+        for path in list_files(self.path, ".shard-*.tmp"):
             match = TEMPORARY.fullmatch(path.name)
             try:
-                published = match is not None and (self.path / f"shard-{match['name']}.json").exists()
-                if published or time.time() - path.stat().st_mtime > STALE_TEMPORARY:
+                published = match is not None and exists(self.path / f"shard-{match['name']}.json")
+                if published or time.time() - modified(path) > STALE_TEMPORARY:
                     remove(path)
             except FileNotFoundError:
                 continue
@@ -125,12 +127,11 @@ class SharedStore:
         """Whether the sidecar of shard `name`, or of one that stands in for it, names this data file."""
         stem = data_name.rsplit(".", 2)[0]  # without the random part and the suffix
         sidecar = self.path / f"{stem}.json"
-        return stem != f"shard-{name}" or (sidecar.exists() and Shard.read(sidecar).data_name == data_name)
+        return stem != f"shard-{name}" or (exists(sidecar) and Shard.read(sidecar).data_name == data_name)
 
     def finish(self, expected: Collection[str]) -> bool:
         """Seal the store if it holds every `expected` record; who comes first does, the others write the same again."""
         shards = find_shards(self.path)
         if not {entry.id for shard in shards for entry in shard.records}.issuperset(expected):
             return False
-        write_seal(self.path, shards)
-        return True
+        return write_seal(self.path, shards)

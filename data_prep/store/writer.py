@@ -80,7 +80,7 @@ class StoreWriter:
     lost, and nothing else.
 
     Args:
-        path: the store's folder; made when absent.
+        path: the store's folder, a local one; made when absent.
         manifest: the store's identity; an existing store must have the same.
         shard_tokens: tokens after which a shard is closed.
         worker: this writer's name, one living writer a name.
@@ -90,8 +90,15 @@ class StoreWriter:
         IntegrityError: a finished shard is truncated.
     """
 
-    def __init__(self, path: Path, manifest: StoreManifest, shard_tokens: int, worker: str = "0") -> None:
-        self.path, self.manifest, self.shard_tokens, self.worker = Path(path), manifest, shard_tokens, worker
+    def __init__(self, path: Place, manifest: StoreManifest, shard_tokens: int, worker: str = "0") -> None:
+        if not isinstance(path, Path):
+            raise RedraftError(
+                "this writer can write only into a local folder",
+                where=str(path),
+                why="it holds a lock, which other kinds of file system have not",
+                mend="write into a local folder and copy it",
+            )
+        self.path, self.manifest, self.shard_tokens, self.worker = path, manifest, shard_tokens, worker
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", worker):
             raise RedraftError("bad worker name", why=f"found {worker!r}", mend="use letters, digits and . _ -")
         self.sites = [site.name for site in manifest.wiring.stored_sites]

@@ -104,7 +104,7 @@ def _live(subs: argparse._SubParsersAction) -> None:
     _target(one)
     one.add_argument("--draft", type=Path, metavar="FOLDER", help="served folder: what it expects is compared")
     one.add_argument("--wiring", metavar="SITES", help="what is expected, e.g. layer_2,layer_15,layer_27 or native")
-    one.add_argument("--store", type=Path, metavar="FOLDER", help="take tokens and states from a store; run no target")
+    one.add_argument("--store", metavar="FOLDER", help="take tokens and states from a store; run no target")
     one.add_argument(
         "--new-tokens",
         type=_positive,
@@ -128,7 +128,7 @@ def _draft(subs: argparse._SubParsersAction) -> None:
     _target(one)
     one.add_argument("--expect", metavar="SITES", help="what it should be; default: what the folder says")
     source = one.add_mutually_exclusive_group()
-    source.add_argument("--store", type=Path, metavar="FOLDER", help="take tokens from a store (held-out, at best)")
+    source.add_argument("--store", metavar="FOLDER", help="take tokens from a store (held-out, at best)")
     source.add_argument("--prompts", type=Path, metavar="FILE", help="JSONL prompts that the target answers itself")
     one.add_argument("--stored-states", action="store_true", help="use the store's states; try only sites it holds")
     one.add_argument("--all-of", metavar="SITES", help="also try every choice of these sites, in layer order")
@@ -152,7 +152,7 @@ def _store(subs: argparse._SubParsersAction) -> None:
         "name what each tensor of a hidden-state store truly is, by computing a few records again",
         "store runs/x/store --target models/llama",
     )
-    one.add_argument("store", type=Path, help="the store's folder")
+    one.add_argument("store", help="the store's folder, or its URL")
     _target(one)
     one.add_argument("--records", type=_positive, default=3, metavar="N", help="how many (default: %(default)s)")
     one.add_argument("--max-tokens", type=_positive, default=256, metavar="N", help="cut each (default: %(default)s)")

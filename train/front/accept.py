@@ -14,6 +14,7 @@ from eagle3.checkpoint import load_served
 from eagle3.draft import Eagle3Draft
 from eagle3.errors import RedraftError
 from eagle3.hf_model import choose_device, choose_dtype, load_target
+from eagle3.place import exists
 from eagle3.target_identity import TargetIdentity
 from eagle3.wiring import Wiring
 from eval.accept import count_generations, measure
@@ -206,7 +207,7 @@ def engine_adapter(run: Run, trained: Wiring, server: ServerConfig, work_dir: Pa
 def next_commands(run: Run) -> list[str]:
     """What finds out why served and predicted accept length part: what the draft was trained on, what it is fed."""
     cfg, target, served = run.config.eval, str(run.target_path), str(run.served)
-    stored = ["--store", str(run.store)] if (run.store / "manifest.json").exists() else []
+    stored = ["--store", str(run.store)] if exists(run.store / "manifest.json") else []
     commands = [["python", "-m", "eval.probe", "draft", "--draft", served, "--target", target, *stored]]
     if cfg.engine == "sglang":
         url = cfg.server.url or PROBED_URL

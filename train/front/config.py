@@ -16,7 +16,8 @@ from data_prep.rounds import parse_size
 from data_prep.select.config import SelectConfig
 from eagle3.config import DraftConfig, ExportConfig, TargetConfig, WiringConfig, require
 from eagle3.conventions import convention
-from eagle3.errors import ConfigError, WiringError
+from eagle3.errors import ConfigError, RedraftError, WiringError
+from eagle3.place import refuse_password
 from eagle3.wiring import Site, Wiring
 from eval.config import EvalConfig
 from train.config import TrackConfig, TrainConfig
@@ -33,7 +34,14 @@ class PathsConfig:
     selected: str = "???"  # conversations to be answered
     answers: str = "???"  # the target's own answers to them
     prepared: str = "???"  # tokens and loss masks
-    store: str = "???"  # hidden states
+    store: str = "???"  # hidden states: a folder, or a URL such as s3://bucket/folder (credentials: environment)
+
+    def validate(self) -> None:
+        """Raise ConfigError when the store's URL carries a password."""
+        try:
+            refuse_password(self.store)
+        except RedraftError as err:
+            raise ConfigError(err.what, where="paths.store", why=err.where, mend=err.mend) from None
 
 
 @dataclass
@@ -73,6 +81,7 @@ class RedraftConfig:
         if self.disk_budget:
             parse_size(self.disk_budget, "disk_budget")
         parts = (
+            self.paths,
             self.target,
             self.select,
             self.regenerate,

@@ -10,6 +10,7 @@ from typing import Any
 from data_prep.render import Renderer
 from data_prep.targets.ensure import ensure_target
 from eagle3.errors import RedraftError
+from eagle3.place import Place, store_place
 from eagle3.target_weights import TargetWeights
 from eagle3.wiring import Wiring
 from train.front.config import RedraftConfig
@@ -34,9 +35,9 @@ class Run:
         return Path(self.config.paths.prepared)
 
     @property
-    def store(self) -> Path:
-        """Folder of hidden states."""
-        return Path(self.config.paths.store)
+    def store(self) -> Place:
+        """Folder of hidden states, here or on another file system."""
+        return store_place(self.config.paths.store)
 
     @property
     def served(self) -> Path:

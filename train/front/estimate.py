@@ -12,6 +12,7 @@ from data_prep.budget import TOKEN_BYTES, bytes_per_token
 from eagle3.atomic import read_json
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import RedraftError
+from eagle3.place import store_place
 from train.front.config import RedraftConfig
 from train.memory import trained_parameters
 from train.metrics import read_metrics
@@ -73,7 +74,7 @@ def measured_rates(config: RedraftConfig) -> Rates:
     """Rates of an earlier run: of the folder named, else of this run's own."""
     folder = Path(config.hardware.measured or config.run_dir)
     train = _training_rate(folder / "train" / "metrics.jsonl")
-    store = Path(config.paths.store) if not config.hardware.measured else folder / "store"
+    store = store_place(config.paths.store) if not config.hardware.measured else folder / "store"
     extract = _extraction_rate(store / "stage.json")
     if config.hardware.measured and not (train or extract):
         raise RedraftError(

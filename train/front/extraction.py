@@ -20,6 +20,7 @@ from data_prep.store import StoreManifest
 from data_prep.store.shard import Shard
 from eagle3.atomic import write_json
 from eagle3.errors import ConfigError, RedraftError
+from eagle3.place import list_files
 from train.batches import epoch_order
 from train.front.capture import CaptureChoice
 from train.front.console import console, progress_bar
@@ -209,7 +210,7 @@ class _Watch:
 
     def look(self) -> None:
         """Read the sidecars that are new."""
-        for path in self.store.glob("shard-*.json"):
+        for path in list_files(self.store, "shard-*.json"):
             if path.name not in self.seen:
                 self.seen.add(path.name)
                 shard = Shard.read(path)

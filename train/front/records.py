@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.atomic import read_json, sha256_file, sha256_json, write_json
+from eagle3.place import Place, exists, remove
 from train.front.console import console
 
 
@@ -20,7 +21,7 @@ class StageRecord:
         inputs: everything the output depends on, JSON-able.
     """
 
-    path: Path
+    path: Place
     inputs: dict[str, Any]
 
     @property
@@ -30,11 +31,11 @@ class StageRecord:
 
     def finished(self) -> bool:
         """True when the marker is there and speaks of the same inputs."""
-        return self.path.exists() and read_json(self.path).get("fingerprint") == self.fingerprint
+        return exists(self.path) and read_json(self.path).get("fingerprint") == self.fingerprint
 
     def changed(self) -> list[str]:
         """Names of the inputs that differ from the last finished run's; empty when there was none."""
-        if not self.path.exists():
+        if not exists(self.path):
             return []
         before = read_json(self.path).get("inputs", {})
         now = self.inputs
@@ -42,7 +43,7 @@ class StageRecord:
 
     def begin(self) -> None:
         """Withdraw the marker: from here on the output is being rewritten."""
-        self.path.unlink(missing_ok=True)
+        remove(self.path)
 
     def finish(self, **facts: Any) -> None:
         """Write the marker, last of all."""

@@ -13,17 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.budget import TOKEN_BYTES, state_bytes_per_token
+from data_prep.budget import TOKEN_BYTES
 from data_prep.extract import Part
 from data_prep.prepare import load_prepared
 from data_prep.rounds import RoundPlan, Sizes, parse_size, round_plan
 from data_prep.store.seal import break_seal
 from data_prep.store.shard import Shard
-from data_prep.store.writer import find_shards
 from data_prep.units import plan_windows
-from eagle3.atomic import read_json
+from eagle3.atomic import read_json, write_json
 from eagle3.errors import ConfigError, IntegrityError, RedraftError
-from eagle3.place import create, put_text, remove
+from eagle3.place import create, exists, list_files, remove
+from eagle3.shard_file import find_shards
+from eagle3.state_codec import state_bytes
 from train.batches import StepPlan, epoch_order
 from train.front.config import RedraftConfig
 from train.front.console import console, size_text
@@ -59,7 +60,9 @@ def plan_rounds(config: RedraftConfig, lengths: Sequence[int], held_out: Sequenc
 
 def token_bytes(config: RedraftConfig) -> int:
     """Upper bound of a stored token's bytes; the lossless codec's bound is the raw size."""
-    return state_bytes_per_token(config.build_wiring()) + TOKEN_BYTES
+    wiring = config.build_wiring()
+    state = state_bytes(config.store.codec, "bfloat16", wiring.hidden_size)
+    return (len(wiring.stored_sites) + 1) * state + TOKEN_BYTES
 
 
 def prepared_lengths(prepared: Path, split: str) -> list[int]:
@@ -104,7 +107,7 @@ def take_store(run: Run) -> None:
     """
     path = run.store / MARKER
     mine = {"run": str(run.run_dir.resolve()), "finished": False}
-    if (run.store / "manifest.json").exists() and not path.exists():
+    if exists(run.store / "manifest.json") and not exists(path):
         raise RedraftError(
             "the store was not made in rounds, and rounds would free what it holds",
             where=str(run.store),
@@ -120,7 +123,7 @@ def take_store(run: Run) -> None:
             why=f"by {found['run']}, which has not finished",
             mend="finish that run, set paths.store to a new folder, or delete the store",
         )
-    put_text(path, json.dumps(mine) + "\n")
+    write_json(path, mine)
 
 
 class Rounds:
@@ -212,7 +215,7 @@ class Rounds:
             else:
                 remove_shard(shard)
         for pattern in ("shard-*.safetensors", ".shard-*.tmp"):
-            for path in store.glob(pattern):
+            for path in list_files(store, pattern):
                 if path.name not in data:
                     remove(path)
         return held
@@ -229,7 +232,7 @@ class Rounds:
 
     def _finished(self) -> None:
         mine = {"run": str(self.run.run_dir.resolve()), "finished": True}
-        put_text(self.run.store / MARKER, json.dumps(mine) + "\n")
+        write_json(self.run.store / MARKER, mine)
 
 
 RESOLVED = ("train.dtype", "train.zero_stage", "train.offload_optimizer")  # that training settles for itself

@@ -95,7 +95,7 @@ def open_source(
     """Open the samples of `split` ("train" or "val"); every argument is JSON-able, so that workers can call it."""
     wanted = Wiring.from_dict(wiring)
     opened = Store.open(
-        Path(store),
+        store,
         wiring=wanted,
         target=identity,
         tokenizer_hash=tokenizer_hash,

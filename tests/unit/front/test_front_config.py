@@ -38,6 +38,8 @@ def test_presets_compose_from_any_folder(preset: str, tmp_path: Path) -> None:
         ("wiring.teacher=last", "wiring.teacher", "final_normed"),
         ("stages=[trian]", "stages", "trian"),
         ("draft.vocab_size=50000", "draft.vocab_size", "49152"),
+        ("store.codec=zip", "store.codec", "raw or lossless or fp8 or int8"),
+        ("paths.store='s3://key:hidden@bucket/store'", "paths.store", "must not carry a password"),
         ("train.micro_batch_size=3", "train.global_batch_size", "multiple"),
         ("eval.serve=[mirrored]", "eval.serve", "matched or native"),
         ("conf=nope", "conf/nope", "kimi_k25"),

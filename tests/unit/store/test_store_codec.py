@@ -119,7 +119,7 @@ def states(draw: st.DrawFn) -> Tensor:
     rows, width = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 8, 127, 128, 129, 300]))
     gen = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     state = torch.randn(rows, width, generator=gen) * 10.0 ** draw(st.integers(-30, 30))
-    for channel in draw(st.lists(st.integers(0, width - 1), max_size=4)):
+    for channel in draw(st.lists(st.integers(0, width - 1), max_size=4, unique=True)):
         state[:, channel] *= 1000.0
     if draw(st.booleans()):
         state[:, : width // 2] = 0.0
