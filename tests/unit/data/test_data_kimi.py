@@ -135,6 +135,19 @@ def test_reasoning_that_was_not_asked_for_is_refused(tokenizer: Any) -> None:
         records(tokenizer, [ASK, ANSWER], template_kwargs={"thinking": False})
 
 
+def test_settings_reach_the_renderer(tokenizer: Any) -> None:
+    cfg = DataConfig(
+        sources=["x"], template_kwargs={"thinking": False}, turns="last", truncated="skip", markers="none", tools=False
+    )
+    renderer = Renderer.of(cfg, tokenizer)
+    (out,) = renderer.records(
+        to_conversation({"messages": [ASK, {"role": "assistant", "content": "blue"}]}, "r", "s", "")
+    )
+    assert parts(tokenizer, out)[0].endswith(OPEN + "</think>") and renderer.family == "none"
+    assert (renderer.turns, renderer.truncated, renderer.tools) == ("last", "skip", False)
+    assert renderer.template_hash != Renderer.of(DataConfig(sources=["x"]), tokenizer).template_hash
+
+
 def test_the_arguments_that_a_record_was_answered_with_go_first(tokenizer: Any) -> None:
     bare = [ASK, {"role": "assistant", "content": "blue </think> it is"}]
     record = {"generation": {"template_kwargs": {"thinking": False}}}

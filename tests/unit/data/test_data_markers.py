@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from data_tokenizers import CHATML, PREFILLING, Spelling, make_tokenizer
+from data_tokenizers import CHATML, PREFILLING, REWRITING, Spelling, make_tokenizer
 
 from data_prep.config import DataConfig
-from data_prep.conversations import Conversation
+from data_prep.conversations import Conversation, to_conversation
 from data_prep.markers import CHOICES, FAMILIES, find_markers
 from data_prep.offsets import TextEncoder
 from data_prep.render import Renderer
@@ -123,3 +123,11 @@ def test_places_of_a_slow_tokenizer_between_landmarks() -> None:
     fast, slow = TextEncoder(tokenizer).place(text, ""), TextEncoder(Spelling(tokenizer)).place(text, "")
     assert fast.ids == slow.ids
     assert [fast.index(char) for char in range(len(text) + 1)] == [slow.index(char) for char in range(len(text) + 1)]
+
+
+def test_arguments_given_as_text_are_not_quoted_twice() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at":"mat"}'}}
+    said = [ASKED[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    tokenizer = make_tokenizer(REWRITING)  # prints arguments as JSON
+    out = Renderer(tokenizer).render(to_conversation({"messages": said}, "r", "s", "s"))
+    assert '<call>{"at": "mat"}</call><|im_end|>' in tokenizer.decode(out.input_ids)
