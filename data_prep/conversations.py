@@ -142,7 +142,7 @@ def to_conversation(record: dict, record_id: str, source: str, where: str) -> Co
 def _token_ids(given: Any, where: str) -> dict[str, list[int]] | None:
     if given is None:
         return None
-    ids = {key: given.get(key) for key in ("prompt", "answer")} if isinstance(given, dict) else {}
+    ids: dict[str, Any] = {key: given.get(key) for key in ("prompt", "answer")} if isinstance(given, dict) else {}
     sound = (isinstance(one, list) and one and all(isinstance(token, int) for token in one) for one in ids.values())
     if not ids or not all(sound):
         raise DataError("bad token ids", where=where, mend="give `token_ids` two lists, `prompt` and `answer`, or none")
