@@ -15,13 +15,14 @@ import torch
 from data_prep.prepare import prepare
 from data_prep.rounds import RoundPlan
 from data_prep.store import Store, StoreManifest
+from data_prep.store.seal import is_sealed
 from eagle3.atomic import read_json, sha256_file
 from eagle3.checkpoint import load_state, save_served
 from eagle3.draft import Eagle3Draft
 from eagle3.draft_build import build_draft
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import RedraftError
-from eagle3.place import remove
+from eagle3.place import list_files, remove
 from eagle3.target_identity import TargetIdentity
 from eagle3.vocab import load_vocab, vocab_from_maps
 from eagle3.wiring import Wiring
@@ -127,7 +128,7 @@ def extract_stage(run: Run) -> dict[str, Any]:
         if done.complete:
             spent = {"captured": done.tokens, "seconds": time.monotonic() - started}  # the plan's rate of a later run
             record.finish(records=done.records + done.found_done, tokens=tokens, **spent)
-    size = sum(path.stat().st_size for path in run.store.rglob("*.safetensors"))
+    size = sum(path.stat().st_size for path in list_files(run.store, "shard-*.safetensors"))
     return {"hidden states": f"{run.store} ({size_text(size)})"}
 
 
@@ -150,13 +151,16 @@ def train_stage(run: Run) -> dict[str, Any]:
     record = StageRecord(folder / "stage.json", train_inputs(run))
     if not skip(record):
         prepared = prepared_manifest(run)
-        rounds = None if extract_record(run, prepared).finished() else rounds_of(run)
+        there = extract_record(run, prepared).finished() or (
+            "extract" not in run.config.stages and is_sealed(run.store)
+        )
+        rounds = None if there else rounds_of(run)
         if rounds is None:
             check_store(run)
             record.begin()
             result = run_training(train_job(run, folder))
         else:
-            result = train_in_rounds(run, rounds, prepared, record)
+            result = train_in_rounds(run, rounds, prepared, record, folder)
         record.finish(steps=result.steps, val=result.val)
     result = read_json(folder / "result.json")
     facts = {"trained weights": result["weights"], "training metrics": result["metrics"]}
@@ -165,14 +169,16 @@ def train_stage(run: Run) -> dict[str, Any]:
     return facts
 
 
-def train_in_rounds(run: Run, plan: RoundPlan, prepared: dict[str, Any], record: StageRecord) -> TrainResult:
+def train_in_rounds(
+    run: Run, plan: RoundPlan, prepared: dict[str, Any], record: StageRecord, folder: Path
+) -> TrainResult:
     """Extract and train in turns, within the disk budget."""
     check_rounds(run, plan)
     record.begin()
     rounds = Rounds(run, plan, store_manifest(run, prepared, CaptureChoice(run).identity))
-    job = train_job(run, record.path.parent)
+    job = train_job(run, folder)
     job = replace(job, source_args={**job.source_args, "partial": True})
-    return rounds.go(record.path.parent, job, lambda: check_store(run, partial=True), run_training)
+    return rounds.go(folder, job, lambda: check_store(run, partial=True), run_training)
 
 
 def check_store(run: Run, partial: bool = False) -> None:
