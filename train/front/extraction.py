@@ -157,7 +157,7 @@ class _Child:
         self.failure = RedraftError(
             "an extraction worker ended early",
             where=f"worker {self.number}",
-            why=f"{why}, after {self.task.parent} was tried as often as capture.restarts allows",
+            why=f"{why}, and it was started again as often as capture.restarts allows",
             mend="run the same command again: what is published is kept",
         )
         return False

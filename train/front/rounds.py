@@ -92,10 +92,11 @@ def check_rounds(run: Run, plan: RoundPlan) -> None:
             mend="ask for the stages extract and train together, or unset disk_budget",
         )
     take_store(run)
+    peak, whole = size_text(plan.peak_bytes), size_text(plan.whole_bytes)
     console.print(
-        f"      {len(plan.rounds)} rounds: at most {size_text(plan.peak_bytes)} at once, where all would be up to "
-        f"{size_text(plan.whole_bytes)}; in all {plan.computed_tokens:,} tokens are computed and {plan.stored_tokens:,} "
-        f"stored, where all at once would be {plan.whole_tokens:,}"
+        f"      {len(plan.rounds)} rounds: at most {peak} at once, where all would be up to {whole}; in all "
+        f"{plan.computed_tokens:,} tokens are computed and {plan.stored_tokens:,} stored, where all at once would be "
+        f"{plan.whole_tokens:,}"
     )
 
 
