@@ -1,8 +1,9 @@
 """Tests only: what has to be in place before SGLang is imported on a CPU.
 
 The torchvision wheel of PyPI (built for CUDA) registers a fake kernel for `torchvision::nms` when imported, which needs
-the operator's schema to exist beside the CPU build of torch. And packed experts have no kernel on a CPU
-(`packed_experts_cpu.py`).
+the operator's schema to exist beside the CPU build of torch. Packed experts have no kernel on a CPU
+(`packed_experts_cpu.py`). And SGLang's latent-attention draft waits for CUDA after it takes the target's embedding
+(kimi_k25_eagle3.py, `set_embed`): on a CPU there is nothing to wait for.
 """
 
 import os
@@ -13,6 +14,9 @@ if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
     _schemas = torch.library.Library("torchvision", "DEF")  # kept: the schemas live as long as it does
     _schemas.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _schemas.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+    if not torch.backends.cuda.is_built():
+        torch.cuda.synchronize = lambda device=None: None
 
     import packed_experts_cpu
     from after_import import patch_after_import
