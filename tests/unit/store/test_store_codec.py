@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks import store as benchmark
 from data_prep.capture.sample import CapturedSample
 from data_prep.store import Store, StoreManifest, StoreWriter
 from eagle3.errors import DataError, IntegrityError, RedraftError
@@ -305,3 +307,22 @@ def test_what_is_read_does_not_change_with_the_file(
     got.final.add_(1.0)
     assert torch.equal(store[0].final, kept) and isinstance(store.shards[0], Shard)
     assert from_bytes(np.zeros(4, np.uint8), torch.float32).tolist() == [0.0]
+
+
+def test_the_benchmark_leaves_its_figures_and_no_shard(
+    tmp_path: Path, manifest: StoreManifest, make_sample: Maker
+) -> None:
+    with StoreWriter(tmp_path / "s", manifest, 100) as writer:
+        for i in range(3):
+            writer.append(make_sample(f"r{i}", 12))
+        writer.finalize()
+    out = tmp_path / "out"
+    assert benchmark.main(["--store", str(tmp_path / "s"), "--rounds", "2", "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["store.json", "store.txt"]
+    codecs = json.loads((out / "store.json").read_text())["codecs"]
+    assert codecs["raw"]["ratio"] == 1.0 and codecs["lossless"]["error"]["worst_row"] == 0.0
+    assert 0.0 < codecs["int8"]["error"]["row"] < codecs["fp8"]["error"]["row"] < 0.05
+    with StoreWriter(tmp_path / "eight", replace(manifest, codec="fp8"), 100) as writer:
+        writer.append(make_sample("r0"))
+        writer.finalize()
+    assert benchmark.main(["--store", str(tmp_path / "eight"), "--out", str(out)]) == 2
