@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tiny_models import HIDDEN, LAYERS, WIRING, local_engine, make_served, make_target
+from tiny_models import HIDDEN, LAYERS, VOCAB, WIRING, local_engine, make_served, make_target
 
 from eagle3.wiring import Wiring
 from eval.engines.base import Ask, BatchRun, Generation
@@ -40,8 +40,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def engine(vllm_python: Path, folders: tuple[Path, Path], tmp_path: Path) -> VLLMEngine:
-    cfg = ServerConfig(
+def vllm_config(vllm_python: Path) -> ServerConfig:
+    return ServerConfig(
         python=str(vllm_python),
         env={
             "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -53,7 +53,11 @@ def engine(vllm_python: Path, folders: tuple[Path, Path], tmp_path: Path) -> VLL
         start_timeout_s=600.0,
         extra_args=["--enforce-eager", "--max-model-len=512", "--max-num-seqs=8"],
     )
-    return VLLMEngine(*folders, WIRING, STEPS, cfg, tmp_path)
+
+
+@pytest.fixture
+def engine(vllm_config: ServerConfig, folders: tuple[Path, Path], tmp_path: Path) -> VLLMEngine:
+    return VLLMEngine(*folders, WIRING, STEPS, vllm_config, tmp_path)
 
 
 def counts(made: Generation | None) -> tuple[list[int], list[int]]:
@@ -89,3 +93,17 @@ def test_the_target_alone_says_the_same_text(engine: VLLMEngine, folders: tuple[
     expected = [tokens for tokens, _ in reference(folders, WIRING)]
     assert [made.tokens for made in one.generations if made] == expected
     assert [made.tokens for made in four.generations if made] == expected
+
+
+def test_the_newer_norms_are_computed_as_trained(
+    folders: tuple[Path, Path], tmp_path: Path, vllm_config: ServerConfig
+) -> None:
+    """fc_norm, norm_before_fc and norm_output, with the whole vocabulary: every verify keeps what it keeps locally."""
+    target, older = folders
+    norms = {"fc_norm": True, "norm_before_fc": True, "norm_output": True}
+    newer = make_served(tmp_path / "newer", target, "sglang-0.5.23", draft_vocab=VOCAB, **norms)
+    with VLLMEngine(target, newer, WIRING, STEPS, vllm_config, tmp_path).serve(WIRING) as session:
+        made = session.run(ASKS, max_new_tokens=TOKENS, temperature=0.0, concurrency=4)
+    expected = reference((target, newer), WIRING)
+    assert expected != reference((target, older), WIRING)  # the norms change what is proposed
+    assert [counts(one) for one in made.generations] == expected

@@ -11,8 +11,8 @@ from data_prep.targets.portable import make_portable
 from data_prep.targets.tokenizer import build_tokenizer
 from eagle3.checkpoint import load_served, save_served
 from eagle3.config import DraftConfig
-from eagle3.draft import DraftShape
 from eagle3.draft_init import fresh_draft
+from eagle3.draft_shape import DraftShape
 from eagle3.target_weights import TargetWeights
 from eagle3.vocab import build_draft_vocab
 from eagle3.wiring import Site, Wiring
@@ -50,8 +50,13 @@ def make_target(path: Path) -> Path:
     return path
 
 
-def make_served(path: Path, target: Path, convention: str, wiring: Wiring = WIRING, draft_vocab: int = 280) -> Path:
-    """Write a served folder whose draft guesses right now and then, and whose guesses hang on every slot."""
+def make_served(
+    path: Path, target: Path, convention: str, wiring: Wiring = WIRING, draft_vocab: int = 280, **switches: bool
+) -> Path:
+    """Write a served folder whose draft guesses right now and then, and whose guesses hang on every slot.
+
+    `switches` are `DraftShape`'s norms.
+    """
     weights = TargetWeights(target)
     vocab = build_draft_vocab(torch.arange(VOCAB, 0, -1), draft_vocab)
     shape = DraftShape(
@@ -66,6 +71,7 @@ def make_served(path: Path, target: Path, convention: str, wiring: Wiring = WIRI
         rms_norm_eps=1e-6,
         rope={"rope_theta": 10000.0, "rope_scaling": None},
         max_position_embeddings=POSITIONS,
+        **switches,
     )
     draft = fresh_draft(
         shape,
