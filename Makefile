@@ -81,7 +81,7 @@ demo-sglang: setup sglang-cpu
 # through SGLang's own model code, two training processes, the draft served by SGLang. Only sizes and places differ.
 demo-kimi: setup sglang-cpu
 	$(PY) tests/kimi/make_miniature.py targets/kimi-mini
-	$(PY) train/run.py conf=kimi_k25 +size=mini +server=sglang_cpu +capture=sglang_cpu $(ARGS)
+	$(PY) train/run.py conf=kimi_k25 +select=demo +size=mini +server=sglang_cpu +capture=sglang_cpu target.trust_remote_code=true $(ARGS)
 
 # Which draft works on which SGLang with which ids: two drafts for a 61-layer target, computed for every build, measured
 # on SGLang as it is and patched.
