@@ -86,6 +86,8 @@ def _from_pretrained(path: Path, trust_remote_code: bool, options: dict[str, Any
     weights = dequantized_text_weights(path, scheme, options["dtype"])
     text_class: Any = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(own)]
     model, info = text_class.from_pretrained(None, config=own, state_dict=weights, **options)
+    if (path / "generation_config.json").exists():  # holds the token that ends a turn, which config.json may not
+        model.generation_config = transformers.GenerationConfig.from_pretrained(str(path), local_files_only=True)
     unexpected = sorted(info["unexpected_keys"])
     if unexpected:
         why = f"{len(unexpected)} tensors are not the text model's, first {unexpected[0]}"

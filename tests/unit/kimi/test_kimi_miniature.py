@@ -155,6 +155,11 @@ def test_capture_gives_the_models_own_states(kimi_mini_path: Path, model: Any, t
     torch.testing.assert_close(normed, states[61][0], atol=1e-5, rtol=1e-5)
 
 
+def test_the_end_of_a_turn_comes_from_generation_config(model: Any, tokenizer: Any) -> None:
+    assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert model.config.eos_token_id == tokenizer.convert_tokens_to_ids("[EOS]")
+
+
 def test_bfloat16_keeps_the_rotary_frequencies(kimi_mini_path: Path, model: Any) -> None:
     rounded = load_target(kimi_mini_path, "cpu", torch.bfloat16)
     assert rounded.lm_head.weight.dtype == torch.bfloat16  # type: ignore[union-attr]

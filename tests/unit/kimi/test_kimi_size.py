@@ -45,3 +45,5 @@ def test_only_sizes_and_places_change() -> None:
     assert mini["target.vocab_size"] == vocab_size() and mini["target.hidden_size"] == 64
     assert mini["stages"] == real["stages"] and mini["wiring.aux"] == real["wiring.aux"]
     assert mini["target.num_layers"] == real["target.num_layers"] == 61
+    a_step = mini["train.processes"] * mini["train.micro_batch_size"]
+    assert mini["train.global_batch_size"] % a_step == 0
