@@ -34,7 +34,7 @@ from eagle3.ttt import PackedBatch
 from train.config import TrainConfig
 from train.engine import bucket_elements, build_engine, effective_stage, model_dtype
 from train.losses import TeacherHead, step_weights, supervised_counts
-from train.memory import MemoryPlan, MemorySettings, train_memory
+from train.memory import PHASES, MemoryPlan, MemorySettings, train_memory
 from train.model import Trainee, TrainParts
 from train.world import World, free_port, joined
 
@@ -284,7 +284,7 @@ def main(argv: list[str] | None = None) -> int:
             plan, measured = case.arithmetic(), measure(case)
             rows.append(
                 {"case": asdict(case), "predicted": plan.peak, "measured": measured, "fullest": plan.fullest}
-                | {"phases": {name: plan.phase(name) for name in ("loss", "backward", "optimizer step")}}
+                | {"phases": {name: plan.phase(name) for name in PHASES}}
             )
             print(f"{case}: predicted {plan.peak / 1e6:,.0f} MB, measured {measured / 1e6:,.0f} MB", flush=True)
     except RedraftError as err:

@@ -108,11 +108,12 @@ def unroll(
     for k in range(steps):
         tokens = batch.token_ids[(here + k).clamp(max=last)] if k else batch.token_ids  # [R], step 0: [N]
         places = positions[here] + k if k else positions
-        call = (draft, batch.doc_lengths, rows, hidden, tokens, places, *keys)
+        fixed = (draft, batch.doc_lengths, rows)
         if recompute:
-            hidden, *own = checkpoint(_one_step, *call, use_reentrant=False, preserve_rng_state=False)
+            tensors = (hidden, tokens, places, *keys)
+            hidden, *own = checkpoint(_one_step, *fixed, *tensors, use_reentrant=False, preserve_rng_state=False)
         else:
-            hidden, *own = _one_step(*call)
+            hidden, *own = _one_step(*fixed, hidden, tokens, places, *keys)
         keys = (*keys, *own)
         outputs.append(hidden)
     return outputs

@@ -20,8 +20,8 @@ from eagle3.draft_build import build_draft
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import ConfigError
 
-FORWARD, BACKWARD, STEP = "loss", "backward", "optimizer step"
-PHASES = (FORWARD, BACKWARD, STEP)
+FORWARD, BACKWARD, REDUCE, STEP = "loss", "backward", "gradient reduction", "optimizer step"
+PHASES = (FORWARD, BACKWARD, REDUCE, STEP)
 GIB = 2**30
 
 
@@ -192,32 +192,42 @@ def _states(shape: DraftShape, s: MemorySettings, count: int) -> list[Part]:
 
 
 def _gradients(shape: DraftShape, s: MemorySettings, sizes: dict[str, int]) -> list[Part]:
-    """Gradients in the weights' dtype, the buckets that reduce them, and the head's, which the loss takes at once."""
+    """Gradients in the weights' dtype, the buckets that reduce them, and the head's, which the loss takes at once.
+
+    Autograd adds up the K steps' gradients of the layer in buffers of its own and hands them over once, at the end of
+    backward: until then a micro-batch's gradients stand beside those of the micro-batches before it.
+    """
     count, b = sum(sizes.values()), s.element
     share = _touched(sizes, s.world) if s.stage < 3 else _share(count, s.world)
-    kept = count if s.stage < 2 else share
-    name = f"P={count:,}" if s.stage < 2 else f"own share, whole matrices {share:,}"
-    phases = PHASES if s.accumulation > 1 or s.stage == 3 else (BACKWARD, STEP)
-    # The optimizer step reads float32 gradients of the own share; under stage 1 only the share is left by then.
-    late = tuple(p for p in phases if p != STEP or s.stage == 0)
-    parts = [Part("gradients", kept * b, f"{name} x {b}", late)]
-    if s.stage == 2 and s.accumulation > 1:
-        parts.append(Part("gradients of this micro-batch", share * b, f"{name} x {b}", (BACKWARD,)))
+    kept, name = (count, f"P={count:,}") if s.stage < 2 else (share, f"own share, whole matrices {share:,}")
+    late = (STEP,) if s.stage == 0 else ()  # the other stages' optimizer step has a part of its own
+    parts = []
+    if s.accumulation > 1 or s.stage == 3:
+        parts.append(Part("gradients", kept * b, f"{name} x {b}", (FORWARD, BACKWARD, REDUCE, *late)))
+        parts.append(Part("gradients of this micro-batch", count * b, f"P={count:,} x {b}", (BACKWARD,)))
+    else:
+        after = (REDUCE,) if s.stage < 2 else ()
+        parts.append(Part("gradients", count * b, f"P={count:,} x {b}", (BACKWARD, *after, *late)))
     if s.stage:
-        copies = 2 if s.overlap and s.cuda and s.stage < 3 else 1
-        moving = min(s.bucket, count)
-        flat = 1 if s.world > 1 else 0  # the copy that goes over the network
-        size = (copies + flat) * moving * b
-        text = f"({copies} buckets + {flat} in flight) x {moving:,} x {b}"
-        busy = s.stage > 1 or (s.overlap and s.cuda)  # else reduced after backward, when activations are gone
-        parts.append(Part("communication buckets", size, text, (BACKWARD,) if busy else (STEP,)))
-    head = shape.draft_vocab_size * shape.hidden_size
-    wide = max(4, b)
+        parts += _buckets(s, count, share)
+    head, wide = shape.draft_vocab_size * shape.hidden_size, max(4, b)
     parts.append(Part("head gradient, fp32", head * wide, f"Vd x H x {wide}", (FORWARD,)))
-    if s.element < 4:
+    if b < 4:
         parts.append(Part("head gradient, one step's", head * b, f"Vd x H x {b}", (FORWARD,)))
-    elif s.accumulation > 1:
-        parts.append(Part("head gradient, new", head * b, f"Vd x H x {b}", (BACKWARD,)))
+    return parts
+
+
+def _buckets(s: MemorySettings, count: int, share: int) -> list[Part]:
+    """Buffers of the reduction; a GPU allocates them whole when stages 2 and 3, or overlap, take the first gradient."""
+    overlapping = s.overlap and s.cuda
+    copies, moving, b = 2 if overlapping and s.stage < 3 else 1, min(s.bucket, count), s.element
+    flying = moving if s.world > 1 else 0  # the copy that goes over the network
+    parts = []
+    if s.cuda and (s.stage > 1 or overlapping):
+        parts.append(Part("buckets", copies * moving * b, f"{copies} x {moving:,} x {b}", (BACKWARD,)))
+    filled = copies * moving + flying + (share if s.stage < 3 else 0)
+    text = f"({copies} x {moving:,} + {flying:,} in flight + own share) x {b}"
+    parts.append(Part("buckets, own gradients", filled * b, text, (REDUCE,)))
     return parts
 
 
@@ -361,13 +371,14 @@ def _step(shape: DraftShape, s: MemorySettings, sizes: dict[str, int]) -> list[P
     if s.stage == 0:
         largest = max(sizes.values())
         return [] if s.cuda else [Part("AdamW's temporaries", 2 * largest * 4, f"2 x {largest:,} x 4", (STEP,))]
-    share = _share(count, s.world)
+    share, own = _share(count, s.world), _touched(sizes, s.world) if s.stage < 3 else _share(count, s.world)
     largest = min(share, max(sizes.values()))
-    norm = 8 * largest + share * b
-    own = share * 4 + (0 if s.cuda else 2 * share * 4)
     if s.offload:
-        own = 0
-    if own >= norm:
-        text = f"P/{s.world} x 4" + ("" if s.cuda else " x 3")
-        return [Part("gradients in fp32" + ("" if s.cuda else ", AdamW's temporaries"), own, text, (STEP,))]
-    return [Part("gradient norm in fp64, gradients", norm, f"8 x {largest:,} + {b} x P/{s.world}", (STEP,))]
+        return [Part("own gradients", own * b, f"{own:,} x {b}", (STEP,))]
+    ways = {
+        f"fp64 norm: 8 x {largest:,} + {b} x {own:,}": 8 * largest + own * b,
+        f"fp32 gradients: (4 + {b}) x P/{s.world} + {b} x {own:,}": share * ((4 if b < 4 else 0) + b) + own * b,
+        f"AdamW: P/{s.world} x {4 if s.cuda else 12}": share * (4 if s.cuda else 12),
+    }
+    text = max(ways, key=lambda name: ways[name])
+    return [Part("optimizer's temporaries", ways[text], text, (STEP,))]

@@ -12,7 +12,7 @@ from data_prep.budget import TOKEN_BYTES, bytes_per_token
 from eagle3.atomic import read_json
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import RedraftError
-from eagle3.place import store_place
+from eagle3.place import Place, store_place
 from train.front.config import RedraftConfig
 from train.memory import trained_parameters
 from train.metrics import read_metrics
@@ -92,7 +92,7 @@ def _training_rate(path: Path) -> float:
     return median(rates) if rates else 0.0
 
 
-def _extraction_rate(path: Path) -> float:
+def _extraction_rate(path: Place) -> float:
     told: dict[str, Any] = read_json(path) if path.exists() else {}
     return told.get("captured", 0) / told["seconds"] if told.get("seconds") else 0.0
 

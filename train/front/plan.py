@@ -119,9 +119,9 @@ def cost_table(config: RedraftConfig, made: Plan) -> Table:
         size = ends[1] if cost.low == cost.high else f"{ends[0]} to\n{ends[1]}" if cost.low else f"up to\n{ends[1]}"
         hours = "" if cost.hours is None else f"{cost.hours:.2f}"
         table.add_row(cost.stage, size, hours, f"bytes: {cost.size}\nhours: {cost.time}")
-    hours = sum(cost.hours or 0 for cost in made.costs if cost.stage in ("extract", "train"))
+    total = sum(cost.hours or 0 for cost in made.costs if cost.stage in ("extract", "train"))
     lines = [
-        f"extract + train: {hours:.2f} h x {config.hardware.gpus} GPUs = {hours * config.hardware.gpus:.1f} GPU-hours"
+        f"extract + train: {total:.2f} h x {config.hardware.gpus} GPUs = {total * config.hardware.gpus:.1f} GPU-hours"
     ]
     if config.target.model_type == "kimi_k25":
         known, said = published_hours(samples_and_tokens(config)[1])

@@ -49,8 +49,8 @@ def planned_settings(config: RedraftConfig, shape: DraftShape) -> MemorySettings
     micro = next(m for m in range(min(cfg.micro_batch_size, share), 0, -1) if share % m == 0)
     dtype = model_dtype(cfg.dtype if cfg.dtype != "auto" else "bfloat16", torch.device("cpu"))
     rows = micro * longest_sample(config)[0]
-    made = {"world": world, "rows": rows, "accumulation": share // micro, "dtype": dtype, "cuda": True}
-    return memory_settings(cfg, shape, **made)
+    times = share // micro
+    return memory_settings(cfg, shape, world=world, rows=rows, accumulation=times, dtype=dtype, cuda=True)
 
 
 def longest_sample(config: RedraftConfig) -> tuple[int, str]:

@@ -99,12 +99,15 @@ def test_the_stage_is_chosen_by_the_hardware(elsewhere: Path) -> None:
     roomy = make_plan(kimi())
     assert roomy.fit.plan is not None and roomy.fit.plan.settings.stage == 1
     assert roomy.fit.plan.settings.world == 8 and roomy.fit.plan.settings.rows == 8 * 2048
-    tight = make_plan(kimi("hardware.gpu_memory_gib=40"))
+    small = make_plan(kimi("train.micro_batch_size=1")).fit.plan
+    assert small is not None and small.settings.stage == 1 and small.settings.accumulation == 8
+    less = f"hardware.gpu_memory_gib={small.peak / 0.9 / 2**30 - 0.05}"
+    tight = make_plan(kimi("train.micro_batch_size=1", less))
     assert tight.fit.plan is not None and tight.fit.plan.settings.stage > 1
+    set_too_low = make_plan(kimi("train.micro_batch_size=1", less, "train.zero_stage=1"))
+    assert any(line.startswith("train: ZeRO stage 1 needs") for line in set_too_low.refusals)
     none = make_plan(kimi("hardware.gpu_memory_gib=10"))
     assert none.fit.plan is None and any("at any ZeRO stage" in line for line in none.refusals)
-    set_too_low = make_plan(kimi("hardware.gpu_memory_gib=40", "train.zero_stage=1"))
-    assert any(line.startswith("train: ZeRO stage 1 needs") for line in set_too_low.refusals)
 
 
 def test_the_longest_sample_that_fits_is_the_longest(elsewhere: Path) -> None:
