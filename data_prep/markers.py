@@ -113,6 +113,10 @@ class Markers:
             return None
         return cls(family, frozenset(openings), tuple(assistant), end)
 
+    def breaks(self, answer: Sequence[int]) -> bool:
+        """Whether an answer opens a message, or goes on after an end of turn: the target lost the thread."""
+        return any(token in self.openings for token in answer) or self.end in answer[:-1]
+
     def check(self, input_ids: Sequence[int], loss_mask: Sequence[int], where: str) -> None:
         """Hold a mask against the ids: what is learnt stands in turns of the assistant, and ends with them.
 

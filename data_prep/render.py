@@ -216,6 +216,8 @@ class Renderer:
         if turns[-1].answer:
             if ids != prompt:
                 return _refused(record_id, where, "the server read other tokens than the chat template gives")
+            if self._markers and self._markers.breaks(turns[-1].answer):
+                return _refused(record_id, where, "the target wrote a marker of the chat into its answer")
             ids, mask = [*ids, *turns[-1].answer], mask + self._answer_mask(turns[-1])
         if self._markers:
             self._markers.check(ids, mask, where)

@@ -328,6 +328,16 @@ def test_the_very_tokens_of_the_answer_are_taken(tokenizer: Any) -> None:
     assert isinstance(refused, Refused) and "server read other tokens" in refused.error.why
 
 
+@pytest.mark.parametrize("stray", ["<|im_assistant|>", "<|im_end|>"])
+def test_an_answer_in_which_the_target_lost_the_thread_is_left_out(tokenizer: Any, stray: str) -> None:
+    rendered = only(tokenizer, [ASK, ANSWER])
+    first = rendered.loss_mask.index(1)
+    answer = tokenizer.encode(f"light</think>blue{stray}assistant and on<|im_end|>")
+    exact = {"token_ids": {"prompt": rendered.input_ids[:first], "answer": answer}}
+    (refused,) = records(tokenizer, [ASK, ANSWER], exact)
+    assert isinstance(refused, Refused) and "wrote a marker of the chat" in refused.error.why
+
+
 # --- any conversation -------------------------------------------------------------------------------------------
 
 TEXT = st.text(alphabet='ab é\n日<>{}"|🙂', min_size=1, max_size=8)
