@@ -14,7 +14,7 @@ from planted_bench import Bench, Fault, edit_json, refusal, sites
 
 from data_prep.capture.sample import CapturedSample
 from data_prep.store import Store
-from eagle3.shard_file import ShardFile
+from eagle3.shard_file import Shard, ShardFile
 
 STAGE = "train, before the first step"
 Plant = Callable[[Bench, CapturedSample], CapturedSample]
@@ -58,20 +58,25 @@ def _planted(plant: Plant) -> Callable[[Bench, bool], str]:
     return run
 
 
+def _two_measured(store: Store) -> tuple[Shard, int, int]:
+    """A shard and the places of two of its records that are among those computed again (three, evenly spread)."""
+    measured = {store.record_ids[place * len(store) // 3] for place in range(3)}
+    places = [(s, [i for i, entry in enumerate(s.records) if entry.id in measured]) for s in store.shards]
+    return next((shard, found[0], found[1]) for shard, found in places if len(found) > 1)
+
+
 def _swapped_states(bench: Bench, planted: bool) -> str:
-    """Exchange the states of the first two records in the data file; tokens, sizes and checksums stay."""
+    """Exchange the states of two records in the data file; tokens, sizes and checksums stay."""
     if not planted:
         return _train_sound(bench)
     store = bench.copy_of(bench.store)
-    (shard,) = Store.open(store).shards
-    one, two = shard.records[:2]
-    rows = min(one.tokens, two.tokens)
+    shard, one, two = _two_measured(Store.open(store))
     file = ShardFile(shard)
-    width = file.width
+    rows = min(shard.records[one].tokens, shard.records[two].tokens)
     for name in file.state_names:
-        (begin, _), (other, _) = file.span(0, name), file.span(1, name)
+        (begin, _), (other, _) = file.span(one, name), file.span(two, name)
         states: Any = np.memmap(shard.data, dtype=np.int16, mode="r+")
-        first, second = (slice(at // 2, at // 2 + rows * width) for at in (begin, other))
+        first, second = (slice(at // 2, at // 2 + rows * file.width) for at in (begin, other))
         states[first], states[second] = states[second].copy(), states[first].copy()
         states.flush()
     return train(bench, store)
@@ -112,7 +117,7 @@ def _truncated(bench: Bench, planted: bool) -> str:
     if not planted:
         return _train_sound(bench)
     store = bench.copy_of(bench.store)
-    (data,) = store.glob("*.safetensors")
+    data = sorted(store.glob("*.safetensors"))[0]
     data.write_bytes(data.read_bytes()[:-100])
     return train(bench, store)
 
