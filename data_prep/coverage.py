@@ -195,10 +195,11 @@ def _percent(share: float) -> str:
 def coverage_table(report: dict[str, Any]) -> Table:
     """The report for a terminal: a line a group."""
     size, whole = report["vocab_size"], report["target_vocab_size"]
-    table = Table(title=f"draft vocabulary: {size:,} of {whole:,} tokens", title_justify="left", show_edge=False)
+    title = f"draft vocabulary: {size:,} of {whole:,} tokens; sizes to cover:"
+    table = Table(title=title, title_justify="left", show_edge=False)
     table.box = box.SIMPLE_HEAD
     table.add_column("", no_wrap=True)
-    for heading in ("tokens", "unique", "covered", *(f"size for {_percent(share)}" for share in SHARES)):
+    for heading in ("tokens", "unique", "covered", *map(_percent, SHARES)):
         table.add_column(heading, justify="right", no_wrap=True)
     groups = [("all", report["all"])]
     groups += [(f"{kind} {label}", one) for kind in LABELS for label, one in report.get(kind, {}).items()]
