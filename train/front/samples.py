@@ -18,7 +18,18 @@ from train.front.context import Run
 from train.front.records import StageRecord, skip, source_fingerprint
 
 # Settings of a regeneration that do not bear on what is answered.
-HOW_ASKED = ("url", "concurrency", "retries", "timeout_s", "backoff_s", "api_key_env", "server_args", "max_failures")
+HOW_ASKED = (
+    "url",
+    "concurrency",
+    "retries",
+    "timeout_s",
+    "backoff_s",
+    "outage_s",
+    "api_key_env",
+    "server_args",
+    "generation_config",
+    "max_failures",
+)
 
 
 def select_stage(run: Run) -> dict[str, Any]:
@@ -60,7 +71,7 @@ def regenerate_stage(run: Run) -> dict[str, Any]:
         with source.open("rb") as lines:
             total = sum(1 for _ in lines)
         with served_target(run) as url, progress_bar("answers", total, "answers") as advance:
-            report = regenerate(cfg, source, out, url, advance)
+            report = regenerate(cfg, source, out, url, advance, tokenizer=run.tokenizer)
         show_report(report, console)
         record.finish(answers=report["answers"])
     return {"answers": f"{out / 'answers.jsonl'} (report.json beside it)"}
