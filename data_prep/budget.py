@@ -15,7 +15,7 @@ from eagle3.errors import RedraftError
 from eagle3.state_codec import CODECS
 from eagle3.wiring import Wiring
 
-LOSSLESS = (0.66, 0.76)  # share of the raw bytes that the lossless codec leaves, as measured (benchmarks/store.py)
+LOSSLESS = (0.67, 0.69)  # share of raw bytes that lossless leaves, as measured on two targets (docs/benchmarks.md)
 
 
 def state_bytes_per_token(wiring: Wiring, dtype_bytes: int = 2) -> int:

@@ -22,14 +22,15 @@ def write_seal(store: Place, shards: Sequence[Shard]) -> bool:
         Whether the store is sealed.
     """
     records = {entry.id: entry for shard in shards for entry in shard.records}
+    shards_by_name = {shard.path.name: sha256(shard.path) for shard in shards}
     seal = {
         "records": len(records),
         "tokens": sum(entry.tokens for entry in records.values()),
         "supervised": sum(entry.supervised for entry in records.values()),
-        "shards": {shard.path.name: sha256(shard.path) for shard in shards},
+        "shards": shards_by_name,
     }
     write_json(store / NAME, seal)
-    if {path.name for path in list_files(store, "shard-*.json")} == set(seal["shards"]):
+    if {path.name for path in list_files(store, "shard-*.json")} == set(shards_by_name):
         return True
     break_seal(store)
     return False

@@ -127,7 +127,7 @@ def check_run(run: Path) -> None:
     """What the runbook promises of the run folder."""
     config = read_json(run / "served" / "config.json")
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [3, 31, 59]
-    assert read_json(run / "store" / "manifest.json")["codec"] == "fp8"
+    assert read_json(run / "store" / "manifest.json")["codec"] == "int8"
     answers = [json.loads(line) for line in (run / "answers" / "answers.jsonl").read_text().splitlines()]
     assert answers and all(one["finish_reason"] in ("stop", "length", "tool_calls") for one in answers)
     assert all(one["provenance"]["sha256"] for one in answers)

@@ -18,6 +18,7 @@ from data_prep.store.shard import tokens_sha256
 from eagle3.errors import IntegrityError, RedraftError, WiringError
 from eagle3.hf_model import choose_device, choose_dtype, load_target
 from eagle3.hf_states import all_site_states
+from eagle3.place import Place
 from eval.probe.store import judge_store
 from eval.probe.stored import StoredRecord, StoreReader
 from train.front.console import console
@@ -51,7 +52,7 @@ def check_tokens(store: Store, prepared: Path) -> None:
         )
 
 
-def check_states(run: Run, store: Path) -> None:
+def check_states(run: Run, store: Place) -> None:
     """Compute a few of the store's records again with Hugging Face's target, and compare every tensor by name.
 
     Where the target is too large to load beside the rest (`store.verify_max_gib`), or transformers cannot load it,
