@@ -241,6 +241,7 @@ def _starts(rows: Tensor, step: int) -> range:
 
 
 CODECS: dict[str, Codec] = {"raw": Raw(), "lossless": Lossless(), "fp8": Fp8(), "int8": Int8()}
+ROUNDING = ("fp8", "int8")  # the codecs that do not give back what was stored
 
 
 def state_bytes(codec: str, dtype: str, width: int) -> int:

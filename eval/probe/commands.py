@@ -96,7 +96,7 @@ def run_store_probe(args: argparse.Namespace) -> Verdict:
     note = target_note(reader, TargetWeights(args.target).identity().to_dict())
     records = list(reader.spread(args.records, args.max_tokens))
     model = _model(args)
-    references = [all_site_states(model, record.input_ids) for record in records]
+    references = [reader.as_kept(all_site_states(model, record.input_ids)) for record in records]
     verdict = judge_store(reader, records, references)
     return Verdict(**{**vars(verdict), "reasons": [*verdict.reasons, *note]})
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from eagle3.atomic import read_json
 from eagle3.errors import DataError, IntegrityError
 from eagle3.place import Place, store_place
 from eagle3.shard_file import Shard, ShardFile, find_shards
+from eagle3.state_codec import CODECS, ROUNDING
 from eagle3.wiring import Wiring
 
 FORMAT, VERSIONS = "redraft-store", (1, 2)
@@ -85,6 +87,21 @@ class StoreReader:
         count = min(count, len(ids))
         for place in range(count):
             yield self._read(ids[place * len(ids) // count], max_tokens)
+
+    def as_kept(self, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """States [T, H] float32 as this store would give them back, had it kept them.
+
+        A codec that rounds to 8 bits leaves an error as large as the step between two layers may be. The same rounding
+        of both sides takes it out of their comparison.
+        """
+        codec, dtype = self.manifest.get("codec", "raw"), self.manifest["dtype"]
+        if codec not in ROUNDING:
+            return dict(states)
+        kind = getattr(torch, dtype)
+        return {
+            name: CODECS[codec].decode(CODECS[codec].encode(state.to(kind)), dtype, state.shape[1]).float()
+            for name, state in states.items()
+        }
 
     def _find(self) -> dict[str, tuple[Shard, int]]:
         """Record id -> its shard and its place there; of two copies the first counts."""

@@ -23,6 +23,7 @@ from eagle3.draft_build import build_draft
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import RedraftError
 from eagle3.place import list_files, remove
+from eagle3.state_codec import ROUNDING
 from eagle3.target_identity import TargetIdentity
 from eagle3.vocab import load_vocab, vocab_from_maps
 from eagle3.wiring import Wiring
@@ -133,9 +134,10 @@ def extract_stage(run: Run) -> dict[str, Any]:
 
 
 def train_inputs(run: Run) -> dict[str, Any]:
-    """Everything that the trained weights depend on."""
-    warm = run.config.draft.warm_start
+    """Everything that the trained weights depend on; of the store's codecs, those that round."""
+    warm, codec = run.config.draft.warm_start, run.config.store.codec
     return {
+        **({"codec": codec} if codec in ROUNDING else {}),
         "train": asdict(run.config.train),
         "draft": asdict(run.config.draft),
         "warm_start": sha256_file(Path(warm) / "model.safetensors") if warm else None,

@@ -74,7 +74,7 @@ def check_states(run: Run, store: Place) -> None:
     reader = StoreReader(store)
     records = list(reader.spread(config.verify_records, MAX_TOKENS))
     try:
-        references = _references(run, records)
+        references = [reader.as_kept(states) for states in _references(run, records)]
     except IntegrityError:
         raise
     except RedraftError as err:

@@ -138,6 +138,7 @@ def make_store(
     tokens: int = 38,
     plant: Callable[[CapturedSample], CapturedSample] = lambda sample: sample,
     identity: dict[str, Any] | None = None,
+    codec: str = "raw",
 ) -> Path:
     """A store of random conversations, extracted by the real backend; `plant` changes samples before they are kept."""
     capture = HFCapture.from_model(model, wiring)
@@ -153,7 +154,7 @@ def make_store(
         ]
     )
     named = TargetWeights(target).identity().to_dict() | (identity or {})
-    extract(prepared, Planted(), path, StoreManifest(wiring, named, "tok", "tpl"), 512, 4096)
+    extract(prepared, Planted(), path, StoreManifest(wiring, named, "tok", "tpl", codec=codec), 512, 4096)
     return path
 
 

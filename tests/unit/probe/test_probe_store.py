@@ -35,6 +35,37 @@ def test_true_store_agrees(probe: Probe, target: Path, store: MakeStore, wire: W
     assert len(verdict["facts"]["records"]) == 3
 
 
+@pytest.mark.parametrize("codec", ["lossless", "fp8", "int8"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_store_of_any_codec_is_judged(
+    probe: Probe, target: Path, store: MakeStore, wire: Wire, codec: str, swapped: bool
+) -> None:
+    planted = {"plant": _swap} if swapped else {}
+    code, verdict = probe("store", store(wire(2, 5), codec=codec, **planted), "--target", target)
+    assert code == int(swapped)
+    assert ("layer_2 holds layer_5, 3 layers later" in said(verdict)) == swapped
+
+
+def test_rounding_to_8_bits_does_not_blur_neighbouring_layers(
+    target: Path, store: MakeStore, wire: Wire, model: Any
+) -> None:
+    """Two sites that differ by less than the codec's error are still told apart: both sides are rounded alike."""
+    reader = StoreReader(store(wire(2, 5), codec="fp8"))
+    (record,) = reader.spread(1, 100)
+    exact = all_site_states(model, record.input_ids)["layer_2"]
+    step = torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
+    near = exact + 0.01 * exact.norm(dim=1, keepdim=True) * step / step.norm(dim=1, keepdim=True)
+    references = {"layer_2": exact, "layer_3": near}
+
+    def errors(states: dict[str, torch.Tensor]) -> list[float]:
+        kept = record.states["layer_2"].float()
+        return [((kept - states[name]).norm() / kept.norm()).item() for name in ("layer_2", "layer_3")]
+
+    blurred, sharp = errors(references), errors(reader.as_kept(references))
+    assert blurred[0] > 0.015 and blurred[1] < 1.3 * blurred[0]
+    assert sharp[0] < 0.003 and sharp[1] > 3 * sharp[0]
+
+
 def _swap(sample: CapturedSample) -> CapturedSample:
     return replace(sample, sites={"layer_2": sample.sites["layer_5"], "layer_5": sample.sites["layer_2"]})
 
