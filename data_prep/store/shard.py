@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -33,6 +35,7 @@ from eagle3.state_codec import CODECS, ITEMSIZE, Bytes, Part, to_bytes
 __all__ = ["MEND", "Entry", "Shard", "publish", "remove_orphans", "supervised_count", "tokens_sha256", "write_shard"]
 
 ORPHAN_AGE = 24 * 3600.0  # seconds; between a data file and its sidecar lie milliseconds
+ENCODERS = 8  # records encoded at a time; the codecs release Python's lock
 _DATA_NAME = re.compile(r"shard-(?P<name>.+)\.[0-9a-f]{16}\.safetensors")
 
 
@@ -185,11 +188,18 @@ def _write_data(
     starts = list(accumulate((sample.tokens for sample in samples), initial=0))
     records = [_Record(sample, start) for sample, start in zip(samples, starts, strict=False)]
     names, width = [*sites, "final"], samples[0].final.shape[-1]
-    with writing(path.parent / data_name) as tmp, open(tmp, "wb") as handle:
+    parts = CODECS[codec].parts(dtype, width)
+    with (
+        writing(path.parent / data_name) as tmp,
+        open(tmp, "wb") as handle,
+        ThreadPoolExecutor(min(ENCODERS, os.cpu_count() or 1)) as pool,
+    ):
         file = _DataFile(handle, _plan(names, dtype, width, codec), starts[-1])
         for name in names:
-            for record in records:
-                _put_state(file, record, name, codec, dtype)
+            encoded = pool.map(lambda record, name=name: _encode(record.sample, name, codec), records)  # type: ignore[misc]
+            for record, pieces in zip(records, encoded, strict=True):
+                for part, piece in zip(parts, pieces, strict=True):
+                    file.put(record, name + part.suffix, piece)
         for record in records:
             file.put(record, IDS, to_bytes(record.sample.input_ids.to(torch.int32)))
             file.put(record, MASK, to_bytes(record.sample.loss_mask.to(torch.uint8)))
@@ -199,15 +209,12 @@ def _write_data(
     return Shard(path, file.room + file.size, file.room, sha, starts[-1], entries, data_name, codec, dtype, width)
 
 
-def _put_state(file: _DataFile, record: _Record, name: str, codec: str, dtype: str) -> None:
-    state = record.sample.final if name == "final" else record.sample.sites[name]
+def _encode(sample: CapturedSample, name: str, codec: str) -> list[Bytes]:
     try:
-        pieces = CODECS[codec].encode(state)
+        return CODECS[codec].encode(sample.final if name == "final" else sample.sites[name])
     except DataError as err:
-        where = f"record {record.sample.record_id}, {name}"
+        where = f"record {sample.record_id}, {name}"
         raise DataError(err.what, where=where, why=err.why, mend=err.mend) from None
-    for part, piece in zip(CODECS[codec].parts(dtype, state.shape[-1]), pieces, strict=True):
-        file.put(record, name + part.suffix, piece)
 
 
 def _plan(names: Sequence[str], dtype: str, width: int, codec: str) -> dict[str, Part]:
