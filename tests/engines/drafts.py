@@ -15,34 +15,26 @@ CACHE = ROOT / ".cache" / "drafts"
 SETTINGS = ["data.max_samples=320", "data.max_length=128", "train.epochs=4", "train.save_every=10000"]
 
 
-def tiny_kimi_run(target: Path, wiring: list[str] | None = None, settings: list[str] | None = None) -> Path:
+def tiny_kimi_run(target: Path, wiring: list[str] | None = None) -> Path:
     """The run folder of a draft for the tiny Kimi, trained through the front door for about half a minute.
 
     Args:
         target: the tiny Kimi's folder.
         wiring: site names; None = the native wiring.
-        settings: the draft's own settings, e.g. "draft.kind=mla"; such a draft reads the plain one's hidden states.
     """
     overrides = ["conf=matrix_native", *SETTINGS, *([f"wiring.aux=[{','.join(wiring)}]"] if wiring else [])]
-    plain = _trained("tiny_kimi", target, overrides)
-    if not settings:
-        return plain
-    shared = [f"paths.prepared={plain}/prepared", f"paths.store={plain}/store", "stages=[train,export]"]
-    return _trained("tiny_kimi", target, [*overrides, *settings], shared)
+    return _trained("tiny_kimi", target, overrides)
 
 
-def _trained(name: str, target: Path, overrides: list[str], shared: list[str] | None = None) -> Path:
-    """The run folder that the front door made for these settings; one test process makes it while others wait.
-
-    `shared` are settings that are no part of the folder's key: what it takes over from another run.
-    """
+def _trained(name: str, target: Path, overrides: list[str]) -> Path:
+    """The run folder that the front door made for these settings; one test process makes it while others wait."""
     run = CACHE / f"{name}-{sha256_json([target.name, overrides])[:16]}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(CACHE / f"{run.name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (run / "served" / "config.json").exists():
             shutil.rmtree(run, ignore_errors=True)
-            command = [sys.executable, str(ROOT / "train" / "run.py"), *overrides, *(shared or []), f"run_dir={run}"]
+            command = [sys.executable, str(ROOT / "train" / "run.py"), *overrides, f"run_dir={run}"]
             command += [f"target.path={target}", "track.wandb=disabled"]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
             assert done.returncode == 0, done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -51,27 +52,37 @@ def make_target(path: Path) -> Path:
 
 
 def make_served(
-    path: Path, target: Path, convention: str, wiring: Wiring = WIRING, draft_vocab: int = 280, **switches: bool
+    path: Path,
+    target: Path,
+    convention: str,
+    wiring: Wiring = WIRING,
+    draft_vocab: int = 280,
+    stir: float = 0.0,
+    **changes: Any,
 ) -> Path:
     """Write a served folder whose draft guesses right now and then, and whose guesses hang on every slot.
 
-    `switches` are `DraftShape`'s norms.
+    Args:
+        path, target: folders of the draft and of its target.
+        convention: the engine build it is written for.
+        wiring: what it is fed.
+        draft_vocab: its vocabulary.
+        stir: spread of the layer's random outputs; at 0 the layer adds nothing, so that no guess hangs on attention.
+        changes: to `DraftShape`.
     """
     weights = TargetWeights(target)
     vocab = build_draft_vocab(torch.arange(VOCAB, 0, -1), draft_vocab)
+    sizes: dict[str, Any] = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "rope": {"rope_theta": 10000.0, "rope_scaling": None},
+        "max_position_embeddings": POSITIONS,
+    }
     shape = DraftShape(
-        hidden_size=HIDDEN,
-        intermediate_size=128,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        vocab_size=VOCAB,
-        draft_vocab_size=draft_vocab,
-        num_aux=3,
-        rms_norm_eps=1e-6,
-        rope={"rope_theta": 10000.0, "rope_scaling": None},
-        max_position_embeddings=POSITIONS,
-        **switches,
+        vocab_size=VOCAB, draft_vocab_size=draft_vocab, num_aux=3, rms_norm_eps=1e-6, **(sizes | changes)
     )
     draft = fresh_draft(
         shape,
@@ -85,6 +96,12 @@ def make_served(
     with torch.no_grad():
         mix = torch.cat([share * torch.eye(HIDDEN) for share in (0.6, -0.4, 1.0)], dim=1)  # [H, 3H]
         draft.fc.weight.copy_(mix)
+        if stir:
+            random = torch.Generator().manual_seed(1)
+            for name, parameter in draft.midlayer.named_parameters():
+                output = name.endswith(("o_proj.weight", "down_proj.weight"))
+                if parameter.dim() == 2:
+                    parameter.normal_(0.0, stir if output else 2 * parameter.shape[1] ** -0.5, generator=random)
     save_served(path, draft, wiring, target={}, convention_name=convention, vocab=vocab)
     return path
 
