@@ -14,7 +14,8 @@ from eagle3.draft_shape import LATENT_SIZES, DraftShape
 from eagle3.errors import ConfigError, IntegrityError
 
 ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "mla": "Eagle3DeepseekV2ForCausalLM"}
-MODEL_TYPES = {"llama": "llama", "mla": "deepseek_v3"}
+# Not "deepseek_v3": vLLM 0.32.0 (config/speculative.py) takes such a draft for DeepSeek's own prediction layer.
+MODEL_TYPES = {"llama": "llama", "mla": "kimi_k2"}
 
 # SGLang builds before these compute a draft without the switch, whatever its config.json says.
 _SINCE = {"fc_norm": (0, 5, 13), "norm_output": (0, 5, 13), "mla": (0, 5, 13), "norm_before_fc": (0, 5, 23)}

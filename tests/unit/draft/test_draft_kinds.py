@@ -69,7 +69,7 @@ def test_the_latent_kind_has_the_engines_names_and_keys(make_draft, variant, tmp
     if not mla:
         assert (config["architectures"], config["model_type"]) == (["LlamaForCausalLMEagle3"], "llama")
         return
-    assert (config["architectures"], config["model_type"]) == (["Eagle3DeepseekV2ForCausalLM"], "deepseek_v3")
+    assert (config["architectures"], config["model_type"]) == (["Eagle3DeepseekV2ForCausalLM"], "kimi_k2")
     sizes = {"q_lora_rank": 10, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
     assert {key: config[key] for key in sizes} == sizes and config["rope_interleave"] is True
     assert config["rope_scaling"] == {
