@@ -25,7 +25,8 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.side_by_side import machine, machine_line, open_device, publish
-from data_prep.select import SelectConfig, SourceConfig, select
+from data_prep.select.config import SelectConfig, SourceConfig
+from data_prep.select.stage import select
 from eagle3.config import require
 from eagle3.errors import RedraftError
 

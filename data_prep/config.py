@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data_prep.markers import CHOICES
-from eagle3.config import require
-from eagle3.state_codec import CODECS
+from eagle3.config import STATE_CODECS, require
 
 
 @dataclass
@@ -118,7 +117,7 @@ class StoreConfig:
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
-        require(self.codec in CODECS, "store.codec", self.codec, " or ".join(CODECS))
+        require(self.codec in STATE_CODECS, "store.codec", self.codec, " or ".join(STATE_CODECS))
         require(self.shard_tokens > 0, "store.shard_tokens", self.shard_tokens, "a positive integer")
         require(self.verify_records >= 0, "store.verify_records", self.verify_records, "0 or a positive integer")
         require(self.verify_max_gib >= 0, "store.verify_max_gib", self.verify_max_gib, "0 or a positive number")

@@ -123,6 +123,7 @@ def served_config(
     config["redraft"] = {
         **(extra or {}),
         "format": 1,
+        "norms": norms_of(config),
         "wiring": wiring.to_dict(),
         "convention": convention_name,
         "ids": everyone,

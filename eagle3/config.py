@@ -7,6 +7,8 @@ from typing import Any
 
 from eagle3.errors import ConfigError
 
+STATE_CODECS = ("raw", "lossless", "fp8", "int8")  # how a store keeps hidden states (`eagle3.state_codec`)
+
 
 def require(ok: bool, name: str, found: Any, expected: str) -> None:
     """Raise a ConfigError that names the field unless `ok`."""

@@ -85,6 +85,14 @@ def refuse_other_kinds(config: dict[str, Any], where: str) -> None:
         for name in ("fc_norm", "use_aux_norm", "norm_output")
         if eagle.get(name)
     ]
+    block = config.get("redraft")
+    trained = block.get("norms") if isinstance(block, dict) else None
+    found = norms_of(config)
+    wrong += [
+        f"{name} is {found.get(name)}, and the draft was trained with {value}"
+        for name, value in (trained or {}).items()
+        if found.get(name) != value
+    ]
     if kind_of(config, where) == "mla" and norms_of(config)["norm_before_fc"]:
         wrong.append("norm_before_fc is set, which no engine computes for latent attention")
     if eagle.get("use_aux_hidden_state") is False:

@@ -12,7 +12,8 @@ from kimi.tokenizer import token_id, vocab_size, write_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from data_prep.conversations import read_conversations
-from data_prep.regenerate import RegenerateConfig, regenerate
+from data_prep.regenerate.config import RegenerateConfig
+from data_prep.regenerate.run import regenerate
 from data_prep.render import Renderer
 from data_prep.targets.portable import make_portable
 from eagle3.atomic import read_json, write_json

@@ -183,13 +183,13 @@ FAULTS = [
         "a switch that norms each aux state before fc",
         EVAL,
         _config(lambda config: config.update(use_aux_norm=True)),
-        ("another draft than the one trained", "use_aux_norm is True"),
+        ("another draft than the one trained", "fc_norm is True"),
     ),
     Fault(
         "a switch that feeds the draft's normed state on",
         EVAL,
         _config(lambda config: config.update(norm_output=True)),
-        ("norm_output is True",),
+        ("another draft than the one trained", "norm_output is True"),
     ),
     Fault(
         "a switch that feeds the last state alone",

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import threading
 import time
 from multiprocessing.process import BaseProcess
@@ -99,7 +100,9 @@ def test_rounds_of_several_epochs_give_the_same_weights_within_the_budget(whole:
     with Gauge(whole[0] / "r2/store") as gauge:
         told = go(whole, "r2", disk_budget=f"{BUDGET}B", train={"epochs": 2})
     assert weights(whole, "r2") == weights(whole, "two")
-    assert told.count("computed again: every tensor") == told.count(" of 6: steps ") == 6  # looked at in each round
+    rounds = int(re.search(r"(\d+) rounds: at most", told)[1])  # type: ignore[index]
+    assert rounds >= 4
+    assert told.count("computed again: every tensor") == told.count(f" of {rounds}: steps ") == rounds  # each looked at
     assert BUDGET / 3 < gauge.most <= BUDGET
     held = states(whole[0] / "r2/store")
     full = states(whole[0] / "one/store")

@@ -9,8 +9,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from data_prep.budget import bytes_per_token
 from data_prep.rounds import RoundPlan
 from eagle3.atomic import write_json
+from eagle3.config import STATE_CODECS
 from eagle3.conventions import CONVENTIONS
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import WiringError
@@ -111,6 +113,21 @@ def run_table(config: RedraftConfig, made: Plan) -> Table:
     return table
 
 
+def store_lines(config: RedraftConfig) -> list[str]:
+    """What a token's hidden states take under each codec; raw is the figure that others publish."""
+    wiring = config.build_wiring()
+    raw = bytes_per_token(wiring, "raw")
+    lines = [f"hidden states, raw: {raw.formula} = {raw.high:,} B a token"]
+    if config.target.model_type == "kimi_k25":
+        tokens = 100_000 * 2_048
+        lines[0] += f" (published: 57,344); {tokens:,} tokens = {size_text(tokens * raw.high)} (published: 11.7 TB)"
+    sizes = {codec: bytes_per_token(wiring, codec) for codec in STATE_CODECS if codec != "raw"}
+    said = (
+        f"{codec} {one.low:,}" + ("" if one.low == one.high else f" to {one.high:,}") for codec, one in sizes.items()
+    )
+    return [*lines, f"store.codec: {', '.join(said)} B a token"]
+
+
 def cost_table(config: RedraftConfig, made: Plan) -> Table:
     """Bytes and hours of each stage, with the arithmetic; below it what was published for comparison."""
     table = _table("Cost", "stage", "on disk", "hours", "how it comes about")
@@ -123,6 +140,7 @@ def cost_table(config: RedraftConfig, made: Plan) -> Table:
     lines = [
         f"extract + train: {total:.2f} h x {config.hardware.gpus} GPUs = {total * config.hardware.gpus:.1f} GPU-hours"
     ]
+    lines += store_lines(config)
     if config.target.model_type == "kimi_k25":
         known, said = published_hours(samples_and_tokens(config)[1])
         lines.append(f"published: {said} = {known:.1f}")

@@ -8,8 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_prep.regenerate import regenerate, show_report
-from data_prep.select import select, show_selection
+from data_prep.regenerate.report import show_report
+from data_prep.regenerate.run import regenerate
+from data_prep.select.stage import select
+from data_prep.select.table import show_selection
 from eagle3.atomic import sha256_file
 from eagle3.errors import ConfigError, RedraftError
 from train.front.accept import started_engine

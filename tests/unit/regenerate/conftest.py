@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.regenerate import RegenerateConfig
+from data_prep.regenerate.config import RegenerateConfig
 
 SET = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 

@@ -14,9 +14,10 @@ import pytest
 from conftest import SET, read_lines
 from fake_chat import FakeChat, completion, serving
 
-from data_prep.regenerate import RegenerateConfig, regenerate
 from data_prep.regenerate.__main__ import build_parser, config_from
 from data_prep.regenerate.client import _retry_after
+from data_prep.regenerate.config import RegenerateConfig
+from data_prep.regenerate.run import regenerate
 from data_prep.regenerate.sampling import seed_of
 from data_prep.regenerate.source import asking_lengths
 from data_prep.regenerate.thinking import Prefill, prefill_of, split_text

@@ -17,8 +17,9 @@ import pytest
 from conftest import SET, read_lines
 from fake_chat import FakeChat, completion, serving
 
-from data_prep.regenerate import RegenerateConfig, regenerate
+from data_prep.regenerate.config import RegenerateConfig
 from data_prep.regenerate.part import PartFile
+from data_prep.regenerate.run import regenerate
 from data_prep.store.lock import FileLock
 from eagle3.errors import ConfigError, IntegrityError, RedraftError
 

@@ -14,8 +14,9 @@ import pytest
 from conftest import read_lines
 from fake_chat import HALF, RESET, FakeChat, completion, serving, text_for
 
-from data_prep.regenerate import RegenerateConfig, regenerate
 from data_prep.regenerate.client import ServerGone
+from data_prep.regenerate.config import RegenerateConfig
+from data_prep.regenerate.run import regenerate
 from eagle3.errors import ConfigError, DataError, RedraftError
 
 Quick = Callable[..., RegenerateConfig]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from data_prep.select import SelectConfig, SourceConfig
+from data_prep.select.config import SelectConfig, SourceConfig
 
 WORDS = [a + b for a in ("ba", "ke", "li", "mo", "nu", "pra", "sti") for b in ("dor", "fen", "gal", "him", "jus")]
 

@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from select_sources import read_selected
 
 from benchmarks import selection
-from data_prep.select import SelectConfig, select
+from data_prep.select.config import SelectConfig
+from data_prep.select.stage import select
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from select_sources import ask, config, read_selected, sentence, source, texts, write_lines
 
-from data_prep.select import SelectConfig, SourceConfig, select, show_selection
 from data_prep.select import sources as sources_module
+from data_prep.select.config import SelectConfig, SourceConfig
+from data_prep.select.stage import select
+from data_prep.select.table import show_selection
 from eagle3.atomic import sha256_json
 from eagle3.errors import ConfigError, DataError
 
