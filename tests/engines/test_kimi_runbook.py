@@ -31,7 +31,9 @@ make() { if [ "$1" = setup ]; then command make --dry-run "$@" > /dev/null; else
 srun() { while [ "${1#--}" != "$1" ]; do shift; done; "$@"; }
 sbatch() { while [ "${1#--}" != "$1" ]; do shift; done; export -f srun; SLURM_SUBMIT_DIR=$PWD bash "$@"; }
 """
-AFTER_KIMI = 'export KIMI="$KIMI +size=mini +server=sglang_cpu +capture=sglang_cpu target.path=targets/Kimi-K2.5"\n'
+AFTER_KIMI = """export KIMI="$KIMI +size=mini +server=sglang_cpu +capture=sglang_cpu target.path=targets/Kimi-K2.5 \
+  select.total=64 data.max_samples=64 eval.max_prompts=2 eval.max_new_tokens=32"
+"""
 ASKED = {"model": "default", "messages": [{"role": "user", "content": "Name three fruits."}], "max_tokens": 16}
 SERVED = f"""
 server=$!

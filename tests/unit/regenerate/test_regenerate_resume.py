@@ -72,7 +72,7 @@ def lines_in(path: Path) -> int:
 
 
 def wait_for(path: Path, count: int, child: Child) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while lines_in(path) < count and time.monotonic() < deadline and child.code is None:
         time.sleep(0.005)
     assert lines_in(path) >= count
