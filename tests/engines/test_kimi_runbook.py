@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = ROOT / "docs" / "kimi_k25.md"
 MACHINE = {"runs", "targets", ".venv", ".venv-sglang", ".venv-vllm", ".git", ".cache"}  # not the repository's
 INSTALLED = ".venv-sglang/bin/pip install sglang==0.5.23"  # `make sglang-cpu` installs that release
-SMALLER = {"--tp-size 8": "--tp-size 1", "disk_budget=2TB run_dir": "disk_budget=4MB run_dir"}
+SMALLER = {"--tp-size 8": "--tp-size 1", "disk_budget=2TB run_dir": "disk_budget=1MB run_dir"}
 
 # Commands that are not to be had here, as functions of the shell that runs the runbook.
 PRELUDE = """
