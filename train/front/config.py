@@ -163,9 +163,7 @@ def typed(cfg: DictConfig) -> RedraftConfig:
 def omegaconf_error(err: OmegaConfBaseException) -> ConfigError:
     """One line for a wrong key or type."""
     first = (str(err.msg) if err.msg else str(err)).strip().splitlines()[0]
-    return ConfigError(
-        "bad configuration",
-        where=str(err.full_key or "?"),
-        why=first,
-        mend="`python train/run.py --cfg job` lists every key with its value; train/front/config.py has the types",
-    )
+    mend = "`python train/run.py --cfg job` lists every key with its value; train/front/config.py has the types"
+    if "is not in struct" in first:  # Hydra's word for a mapping that lacks the entry
+        mend = f"to give a mapping a new entry write ++{err.full_key}=VALUE, or put the mapping into a file of conf/"
+    return ConfigError("bad configuration", where=str(err.full_key or "?"), why=first, mend=mend)
