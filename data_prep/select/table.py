@@ -18,6 +18,10 @@ def show_selection(report: dict[str, Any], console: Console) -> None:
     console.print(f"      selected {report['selected']:,} of {report['wanted']:,} conversations", highlight=False)
     console.print(quota_table(report))
     console.print(source_table(report))
+    for name, own in report["sources"].items():
+        rest = ", ".join(f"{why} {count:,}" for why, count in sorted(own.items()) if why not in KNOWN and count)
+        if rest:
+            console.print(escape(f"      left out of {name}: {rest}"))
     for one in report["shortfalls"]:
         name = f"{one['kind']} {one['name']}".strip()
         console.print(escape(f"      short: {name}: {one['got']:,} of {one['wanted']:,}; {one['why']}"), style="yellow")
@@ -61,10 +65,8 @@ def source_table(report: dict[str, Any]) -> Table:
     table.add_column("source", no_wrap=True)
     for heading in ("read", "exact dup.", "near dup.", "to choose from", "selected"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("left out")
     for name, own in report["sources"].items():
-        rest = ", ".join(f"{why} {count:,}" for why, count in sorted(own.items()) if why not in KNOWN and count)
-        table.add_row(escape(name), *(f"{own.get(key, 0):,}" for key in KNOWN), escape(rest))
+        table.add_row(escape(name), *(f"{own.get(key, 0):,}" for key in KNOWN))
     return table
 
 
