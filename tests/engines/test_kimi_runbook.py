@@ -79,7 +79,9 @@ def workplace(folder: Path) -> Path:
         if path.name not in MACHINE:
             (folder / path.name).symlink_to(path)
     (folder / ".venv").mkdir()
-    (folder / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    for path in Path(sys.prefix).iterdir():  # the whole environment: Python looks for it beside the interpreter
+        if not path.name.startswith(".ready"):
+            (folder / ".venv" / path.name).symlink_to(path)
     for stamp in (".ready-cpu", ".ready-cuda"):
         (folder / ".venv" / stamp).touch()
     (folder / ".venv-sglang").symlink_to(ROOT / ".venv-sglang")
