@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from regenerate_case import SET
 
 from data_prep.regenerate.config import RegenerateConfig
-
-SET = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @pytest.fixture
@@ -44,7 +43,3 @@ def source(tmp_path: Path) -> Path:
     ]
     path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
     return path
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]

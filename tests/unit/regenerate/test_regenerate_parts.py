@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import SET, read_lines
 from fake_chat import FakeChat, completion, serving
+from regenerate_case import SET, read_lines
 
 from data_prep.regenerate.__main__ import build_parser, config_from
 from data_prep.regenerate.client import _retry_after

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SET, read_lines
 from fake_chat import FakeChat, completion, serving
+from regenerate_case import SET, read_lines
 
 from data_prep.regenerate.config import RegenerateConfig
 from data_prep.regenerate.part import PartFile

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import read_lines
 from fake_chat import HALF, RESET, FakeChat, completion, serving, text_for
+from regenerate_case import read_lines
 
 from data_prep.regenerate.client import ServerGone
 from data_prep.regenerate.config import RegenerateConfig
