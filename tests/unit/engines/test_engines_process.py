@@ -20,10 +20,11 @@ from eval.engines.sglang import SGLangEngine
 FAKE = Path(__file__).with_name("fake_sglang.py")
 
 OWNER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from eval.engines import process
 process.GRACE_S = 1.0
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started all this in the background
 port = process.free_port("127.0.0.1")
 url = f"http://127.0.0.1:{port}"
 command = [sys.executable, sys.argv[1], "--host", "127.0.0.1", "--port", str(port), "--children", sys.argv[2]]
