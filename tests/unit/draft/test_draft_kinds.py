@@ -136,7 +136,8 @@ def test_a_switch_set_by_hand_asks_for_its_weights(make_draft, tmp_path, changes
     edit_config(tmp_path / "served", **changes)
     with pytest.raises(IntegrityError, match="is True, and the draft was trained with False"):
         load_served(tmp_path / "served", draft.embed_tokens.weight.detach())
-    edit_config(tmp_path / "served", redraft=None, eagle_aux_hidden_state_layer_ids=None)  # as another tool's folder, which does not say
+    # As in another tool's folder, which does not say what was trained.
+    edit_config(tmp_path / "served", redraft=None, eagle_aux_hidden_state_layer_ids=None)
     with pytest.raises(IntegrityError, match=says):
         load_served(tmp_path / "served", draft.embed_tokens.weight.detach(), wiring=WIRING)
 
