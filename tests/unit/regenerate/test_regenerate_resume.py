@@ -59,6 +59,7 @@ class Child:
 
 def entry(words: list[str], said: str) -> None:
     """What a child does: its output goes to a file, and its exit code is the program's."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started all this in the background
     log = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
