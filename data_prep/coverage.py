@@ -7,7 +7,6 @@ says so in one figure, while the answers in another language fall out of it. So 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from data_prep.prepare import supervised_ids
 from eagle3.atomic import write_json
-from eagle3.errors import DataError
 from eagle3.vocab import DraftVocab
 
 LABELS = ("domain", "language")
@@ -61,7 +60,7 @@ def count_by_label(dataset: Any, vocab_size: int) -> LabelledCounts:
         np.zeros(vocab_size, dtype=np.int64), {kind: {} for kind in kinds}, {kind: {} for kind in kinds}
     )
     tokens = 0
-    for row, learnt in _supervised(dataset, kinds, vocab_size):
+    for row, learnt in supervised_ids(dataset.select_columns(["input_ids", "loss_mask", *kinds]), vocab_size):
         labels = tuple(str(row[kind] or UNLABELLED) for kind in kinds)
         waiting[labels].append(learnt)
         for kind, label in zip(kinds, labels, strict=True):
@@ -85,21 +84,6 @@ def _count(waiting: dict[Any, list[np.ndarray]], counts: dict[Any, np.ndarray], 
         own = np.bincount(np.concatenate(ids), minlength=vocab_size)
         counts[labels] = counts[labels] + own if labels in counts else own
     waiting.clear()
-
-
-def _supervised(dataset: Any, kinds: list[str], vocab_size: int) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """(row, ids to be predicted): masked-in positions from 2 on, as in `data_prep.prepare.count_supervised`."""
-    columns = ["input_ids", "loss_mask", *kinds]
-    for row in dataset.select_columns(columns).with_format("numpy"):
-        ids = np.asarray(row["input_ids"])
-        if len(ids) and int(ids.max()) >= vocab_size:
-            raise DataError(
-                "token id outside the vocabulary",
-                where="prepared data",
-                why=f"id {int(ids.max())}, the target has {vocab_size} tokens",
-                mend="use the target's own tokenizer",
-            )
-        yield row, ids[2:][np.asarray(row["loss_mask"])[2:].astype(bool)]
 
 
 def coverage_report(

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -132,23 +132,32 @@ def load_prepared(path: Path, split: str) -> Dataset:
     return dataset
 
 
-def count_supervised(dataset: Dataset, vocab_size: int) -> np.ndarray:
-    """How often each token is to be predicted: [vocab_size] int64 over the positions the loss supervises.
+def supervised_ids(dataset: Any, vocab_size: int) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Each row of a prepared set with the ids that the loss supervises in it.
 
     These are the masked-in positions from 2 on (the draft's first prediction is token 2).
 
     Raises:
         DataError: a token id lies outside the target's vocabulary.
     """
-    counts = np.zeros(vocab_size, dtype=np.int64)
     for row in dataset.with_format("numpy"):
         ids = np.asarray(row["input_ids"])
         if len(ids) and int(ids.max()) >= vocab_size:
             raise DataError(
-                "token id outside the vocabulary", where=str(row["record_id"]),
+                "token id outside the vocabulary", where=str(row.get("record_id", "prepared data")),
                 why=f"id {int(ids.max())}, the target has {vocab_size} tokens", mend="use the target's own tokenizer",
             )  # fmt: skip
-        learnt = ids[2:][np.asarray(row["loss_mask"])[2:].astype(bool)]
+        yield row, ids[2:][np.asarray(row["loss_mask"])[2:].astype(bool)]
+
+
+def count_supervised(dataset: Dataset, vocab_size: int) -> np.ndarray:
+    """How often each token is to be predicted: [vocab_size] int64 over the positions the loss supervises.
+
+    Raises:
+        DataError: a token id lies outside the target's vocabulary.
+    """
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for _, learnt in supervised_ids(dataset, vocab_size):
         counts += np.bincount(learnt, minlength=vocab_size)
     return counts
 
