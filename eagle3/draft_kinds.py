@@ -93,7 +93,7 @@ def refuse_other_kinds(config: dict[str, Any], where: str) -> None:
         for name, value in (trained or {}).items()
         if found.get(name) != value
     ]
-    if kind_of(config, where) == "mla" and norms_of(config)["norm_before_fc"]:
+    if kind_of(config, where) == "mla" and found["norm_before_fc"]:
         wrong.append("norm_before_fc is set, which no engine computes for latent attention")
     if eagle.get("use_aux_hidden_state") is False:
         wrong.append("eagle_config.use_aux_hidden_state is False, so only the last state would be fed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -208,9 +207,3 @@ def published_hours(tokens: int) -> tuple[float, str]:
     """GPU hours that the published Kimi-K2.5 run would take for so many tokens."""
     hours = PUBLISHED_GPU_HOURS * tokens / PUBLISHED_TOKENS
     return hours, f"{PUBLISHED_GPU_HOURS:,.0f} H200-hours / {PUBLISHED_TOKENS / 1e9:g}e9 tokens x {tokens:,}"
-
-
-def steps_of(config: RedraftConfig, samples: int) -> int:
-    """Optimizer steps of the run."""
-    trained = math.floor(samples * (1 - config.data.val_fraction)) * config.train.epochs
-    return config.train.max_steps or max(1, trained // config.train.global_batch_size)
