@@ -6,6 +6,26 @@ from dataclasses import dataclass, field
 
 from eagle3.config import require
 
+OBJECTIVES = ("soft_ce", "acceptance", "log_acceptance", "mixed")
+
+
+@dataclass
+class ObjectiveConfig:
+    """What each row of the draft is taught (`train.objective` has the formulas)."""
+
+    kind: str = "soft_ce"  # "soft_ce", "acceptance" (total variation), "log_acceptance", "mixed" (the first two)
+    ce_weight: float = 0.5  # "mixed": share of cross entropy, the rest is total variation
+    ce_fade: float = 0.0  # "mixed": that share falls by exp(-ce_fade * chance of being kept); 0 = it stays
+    teacher_temperature: float = 1.0  # divisor of the teacher's logits; below 1 it is surer of its best token
+
+    def validate(self) -> None:
+        """Raise ConfigError on the first bad field."""
+        require(self.kind in OBJECTIVES, "train.objective.kind", self.kind, " or ".join(OBJECTIVES))
+        require(0 <= self.ce_weight <= 1, "train.objective.ce_weight", self.ce_weight, "a share in [0, 1]")
+        require(self.ce_fade >= 0, "train.objective.ce_fade", self.ce_fade, "0 or a positive number")
+        temperature = self.teacher_temperature
+        require(temperature > 0, "train.objective.teacher_temperature", temperature, "a positive number")
+
 
 @dataclass
 class TrainConfig:
@@ -13,6 +33,7 @@ class TrainConfig:
 
     ttt_steps: int = 7  # training-time-test steps K
     step_decay: float = 0.8  # weight of step k is step_decay ** k
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     epochs: int = 1
     max_steps: int = 0  # optimizer steps; 0 = as many as the epochs hold
     global_batch_size: int = 8  # conversations per optimizer step, over all processes
@@ -44,6 +65,7 @@ class TrainConfig:
         """Raise ConfigError on the first bad field."""
         require(1 <= self.ttt_steps <= 16, "train.ttt_steps", self.ttt_steps, "1 to 16")
         require(0 < self.step_decay <= 1, "train.step_decay", self.step_decay, "a factor in (0, 1]")
+        self.objective.validate()
         batches = ("epochs", "global_batch_size", "micro_batch_size", "head_chunk")
         for name in (*batches, "save_every", "keep_checkpoints", "log_every"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a positive integer")

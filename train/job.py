@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eagle3.atomic import read_json, write_json
 from eagle3.errors import ConfigError
-from train.config import TrackConfig, TrainConfig
+from train.config import ObjectiveConfig, TrackConfig, TrainConfig
 
 # Settings of TrainConfig that change neither the weights nor the loss curve; all others belong to the identity.
 # A ZeRO stage that is chosen (-1) and an offloaded optimizer enter the identity as what they come to (`Loop`).
@@ -31,6 +31,9 @@ FREE_SETTINGS = (
     "overlap_comm",
     "bucket_elements",
 )
+# Settings that came later, with what training did before there were any: at that value they stay out of the identity,
+# so that older checkpoints go on.
+LATER_SETTINGS: dict[str, Any] = {"objective": asdict(ObjectiveConfig())}
 
 
 class TrainSample(Protocol):
@@ -104,11 +107,17 @@ class TrainJob:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrainJob:
         """Build from `dataclasses.asdict` of a job."""
-        return cls(**{**data, "train": TrainConfig(**data["train"]), "track": TrackConfig(**data["track"])})
+        train = dict(data["train"])
+        train["objective"] = ObjectiveConfig(**train.get("objective", {}))
+        return cls(**{**data, "train": TrainConfig(**train), "track": TrackConfig(**data["track"])})
 
     def full_identity(self) -> dict[str, Any]:
         """Everything that decides the weights; a checkpoint of another identity is refused."""
-        settings = {f.name: getattr(self.train, f.name) for f in fields(self.train) if f.name not in FREE_SETTINGS}
+        settings = {
+            name: value
+            for name, value in asdict(self.train).items()
+            if name not in FREE_SETTINGS and not (name in LATER_SETTINGS and value == LATER_SETTINGS[name])
+        }
         return {**{f"train.{k}": v for k, v in settings.items()}, "wiring": self.wiring, **self.identity}
 
 

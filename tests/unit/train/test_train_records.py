@@ -12,7 +12,7 @@ import torch
 from eagle3.errors import ConfigError, IntegrityError
 from train.config import TrackConfig, TrainConfig
 from train.figures import figures, predicted_tau
-from train.job import FREE_SETTINGS, TrainJob, resolve
+from train.job import FREE_SETTINGS, LATER_SETTINGS, TrainJob, resolve
 from train.metrics import MetricsLog, read_metrics
 from train.rng import load_rng, save_rng
 from train.track import flat, has_api_key, wandb_mode
@@ -68,7 +68,16 @@ def test_identity_holds_what_decides_the_weights_and_nothing_else(tmp_path: Path
     assert job(tmp_path, save_every=7, keep_checkpoints=9, processes=4).full_identity() == one
     for name in ("ttt_steps", "global_batch_size", "seed", "max_steps", "zero_stage"):
         assert job(tmp_path, **{name: 3}).full_identity() != one, name
-    assert all(hasattr(TrainConfig(), name) for name in FREE_SETTINGS)
+    assert all(hasattr(TrainConfig(), name) for name in (*FREE_SETTINGS, *LATER_SETTINGS))
+
+
+def test_later_settings_leave_older_checkpoints_their_identity(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    assert not {f"train.{name}" for name in LATER_SETTINGS} & set(one.full_identity())
+    one.train.objective.kind = "acceptance"
+    assert one.full_identity()["train.objective"]["kind"] == "acceptance"
+    one.save(tmp_path / "job.json")
+    assert TrainJob.load(tmp_path / "job.json") == one
 
 
 def test_unknown_factory_is_named() -> None:
