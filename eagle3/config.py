@@ -69,6 +69,9 @@ class DraftConfig:
     init_lm_head: str = "target"  # "target": start the draft head from the target's rows; "random"
     init_norm_scale: float = 1.0  # factor on the copied norm; below 1, the first guesses are less sure
     init_fc: str = "random"  # "random", or "last": the draft starts by passing the last aux site's state through
+    # "random"; "target_mlp": the MLP of the target's last layer; "target": its attention too, on the hidden half of the
+    # input. "llama" only, and only where the sizes are the target's.
+    init_layer: str = "random"
     warm_start: str | None = None  # served folder to start from; its d2t is kept
 
     def validate(self) -> None:
@@ -82,6 +85,9 @@ class DraftConfig:
         require(not (mla and self.norm_before_fc), "draft.norm_before_fc", True, "false with draft.kind=mla")
         require(self.init_lm_head in ("target", "random"), "draft.init_lm_head", self.init_lm_head, "target or random")
         require(self.init_fc in ("last", "random"), "draft.init_fc", self.init_fc, "last or random")
+        layers = ("random", "target_mlp", "target")
+        require(self.init_layer in layers, "draft.init_layer", self.init_layer, " or ".join(layers))
+        require(not (mla and self.init_layer != "random"), "draft.init_layer", self.init_layer, "random with kind mla")
         require(self.init_norm_scale > 0, "draft.init_norm_scale", self.init_norm_scale, "a positive number")
         for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", *latent):
             require(getattr(self, name) >= 0, f"draft.{name}", getattr(self, name), "0 or a positive integer")

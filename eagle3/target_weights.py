@@ -160,6 +160,25 @@ class TargetWeights:
             )
         return head
 
+    def last_layer(self) -> dict[str, Tensor]:
+        """Floating-point tensors of the last decoder layer, named from the layer on ("self_attn.q_proj.weight").
+
+        Raises:
+            IntegrityError: a GGUF file, whose attention is stored in another order.
+        """
+        if self.is_gguf:
+            mend = "convert the target to safetensors, or set draft.init_layer=random"
+            raise IntegrityError("layers are not read from GGUF", where=str(self.path), mend=mend)
+        ends = tuple(f"{prefix}layers.{self.num_layers - 1}." for prefix in PREFIXES)
+        found = {}
+        for name in sorted(self.files.names):
+            start = next((end for end in ends if name.startswith(end)), None)
+            if start is not None:
+                tensor = self.files.read(name)
+                if tensor.is_floating_point() and tensor.element_size() >= 2:
+                    found[name.removeprefix(start)] = tensor
+        return found
+
     @property
     def tied(self) -> bool | None:
         """`tie_word_embeddings` as written for the text model; None when config.json does not say."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from eagle3.config import require
 
 OBJECTIVES = ("soft_ce", "acceptance", "log_acceptance", "mixed")
+SCHEDULES = ("cosine", "linear", "wsd")
 
 
 @dataclass
@@ -33,7 +34,9 @@ class TrainConfig:
 
     ttt_steps: int = 7  # training-time-test steps K
     step_decay: float = 0.8  # weight of step k is step_decay ** k
+    step_weights: list[float] = field(default_factory=list)  # weight of each step, instead of step_decay; empty = by it
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    feature_noise: float = 0.0  # uniform noise on the aux states, as a share of each state's mean size; 0 = none
     epochs: int = 1
     max_steps: int = 0  # optimizer steps; 0 = as many as the epochs hold
     global_batch_size: int = 8  # conversations per optimizer step, over all processes
@@ -41,7 +44,9 @@ class TrainConfig:
     processes: int = 1  # training processes on each machine; 0 = one per GPU (1 without a GPU)
     nodes: int = 1  # machines; above 1, a launcher of scripts/launch starts the processes of all of them
     lr: float = 1e-4
-    min_lr_ratio: float = 0.0  # the cosine ends at lr * min_lr_ratio
+    schedule: str = "cosine"  # after the warm-up: "cosine", "linear", or "wsd" (flat, then linear over the last part)
+    decay_ratio: float = 0.2  # "wsd": share of all steps over which the rate falls
+    min_lr_ratio: float = 0.0  # the schedule ends at lr * min_lr_ratio
     warmup_ratio: float = 0.015
     weight_decay: float = 0.0
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
@@ -55,6 +60,10 @@ class TrainConfig:
     bucket_elements: int = 500_000_000  # gradients reduced at once, at most; each bucket is a buffer in GPU memory
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU
     head_chunk: int = 1024  # supervised positions per block of draft logits
+    prefetch_steps: int = 4  # optimizer steps whose data is read ahead, at most
+    prefetch_mib: int = 2048  # memory of a process for data read ahead; three of the largest micro-batches at least
+    loader_workers: int = -1  # processes that read and decode for a training process; 0 = none: a thread of its own;
+    # -1 = none for a raw store or a small one, else by the processors at hand (train/loader.py)
     seed: int = 0
     save_every: int = 100  # optimizer steps between checkpoints
     keep_checkpoints: int = 2
@@ -65,7 +74,7 @@ class TrainConfig:
         """Raise ConfigError on the first bad field."""
         require(1 <= self.ttt_steps <= 16, "train.ttt_steps", self.ttt_steps, "1 to 16")
         require(0 < self.step_decay <= 1, "train.step_decay", self.step_decay, "a factor in (0, 1]")
-        self.objective.validate()
+        self._validate_steps()
         batches = ("epochs", "global_batch_size", "micro_batch_size", "head_chunk")
         for name in (*batches, "save_every", "keep_checkpoints", "log_every"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a positive integer")
@@ -77,8 +86,25 @@ class TrainConfig:
         require(0 <= self.warmup_ratio < 1, "train.warmup_ratio", self.warmup_ratio, "a share in [0, 1)")
         require(len(self.betas) == 2, "train.betas", self.betas, "two numbers")
         require(self.grad_clip >= 0, "train.grad_clip", self.grad_clip, "0 (off) or a positive number")
+        require(self.schedule in SCHEDULES, "train.schedule", self.schedule, " or ".join(SCHEDULES))
+        require(0 < self.decay_ratio <= 1, "train.decay_ratio", self.decay_ratio, "a share in (0, 1]")
         self._validate_memory()
+        require(self.prefetch_steps >= 1, "train.prefetch_steps", self.prefetch_steps, "a positive integer")
+        require(self.prefetch_mib >= 1, "train.prefetch_mib", self.prefetch_mib, "a positive number of MiB")
+        require(self.loader_workers >= -1, "train.loader_workers", self.loader_workers, "-1 (chosen), 0 or a number")
         require(self.dtype in ("auto", "float32", "bfloat16"), "train.dtype", self.dtype, "auto, float32 or bfloat16")
+
+    def _validate_steps(self) -> None:
+        weights = self.step_weights
+        fits = not weights or (len(weights) == self.ttt_steps and min(weights) >= 0 and sum(weights) > 0)
+        require(fits, "train.step_weights", weights, f"[] or {self.ttt_steps} numbers, none negative, not all 0")
+        noise = self.feature_noise
+        require(noise >= 0, "train.feature_noise", noise, "0 (off) or a positive share")
+        self.objective.validate()
+
+    def step_factors(self) -> list[float]:
+        """Weight of each unrolled step, [K]."""
+        return list(self.step_weights) or [self.step_decay**k for k in range(self.ttt_steps)]
 
     def _validate_memory(self) -> None:
         require(self.zero_stage in (-1, 0, 1, 2, 3), "train.zero_stage", self.zero_stage, "-1 (chosen), 0, 1, 2 or 3")

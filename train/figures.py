@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,12 +18,12 @@ def predicted_tau(accuracies: list[float]) -> float:
     return tau
 
 
-def figures(stats: Tensor, decay: float) -> dict[str, Any]:
+def figures(stats: Tensor, factors: Sequence[float]) -> dict[str, Any]:
     """Figures of a batch or a split.
 
     Args:
         stats: `[4, K]` float64 sums over all its micro-batches: cross entropy, supervised rows, right, tried.
-        decay: weight of step k is `decay ** k`.
+        factors: `[K]` weight of each step.
 
     Returns:
         loss (weighted sum of the steps' means, as trained on), losses `[K]`, acc `[K]` (conditional: given that all
@@ -31,6 +32,6 @@ def figures(stats: Tensor, decay: float) -> dict[str, Any]:
     sums, counts, right, tried = stats.tolist()
     losses = [s / c if c else 0.0 for s, c in zip(sums, counts, strict=True)]
     acc = [r / t if t else 0.0 for r, t in zip(right, tried, strict=True)]
-    loss = math.fsum(decay**k * value for k, value in enumerate(losses))
+    loss = math.fsum(factor * value for factor, value in zip(factors, losses, strict=True))
     tau = predicted_tau(acc)
     return {"loss": loss, "losses": losses, "acc": acc, "predicted_tau": tau, "supervised": int(counts[0])}

@@ -30,10 +30,34 @@ FREE_SETTINGS = (
     "activation_checkpointing",
     "overlap_comm",
     "bucket_elements",
+    "prefetch_steps",
+    "prefetch_mib",
+    "loader_workers",
 )
 # Settings that came later, with what training did before there were any: at that value they stay out of the identity,
 # so that older checkpoints go on.
-LATER_SETTINGS: dict[str, Any] = {"objective": asdict(ObjectiveConfig())}
+LATER_SETTINGS: dict[str, Any] = {
+    "objective": asdict(ObjectiveConfig()),
+    "step_weights": [],
+    "feature_noise": 0.0,
+    "schedule": "cosine",
+    "decay_ratio": 0.2,
+}
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """What samples are read from, by which the loader chooses how.
+
+    Args:
+        encoded: states have to be decoded, which takes a processor's time.
+        remote: not on a local or mounted file system.
+        bytes: of the files, all together.
+    """
+
+    encoded: bool = False
+    remote: bool = False
+    bytes: int = 0
 
 
 class TrainSample(Protocol):
@@ -46,17 +70,51 @@ class TrainSample(Protocol):
     loss_mask: Tensor  # [N] bool
 
 
+@dataclass(frozen=True)
+class RowShape:
+    """What a row of a batch holds: `features` and `teacher` are its widths, in numbers of `dtype`."""
+
+    features: int
+    teacher: int
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a row's states."""
+        return (self.features + self.teacher) * self.dtype.itemsize
+
+
 class SampleSource(Protocol):
-    """Random access to samples; `lengths[i]` is the number of rows of sample i."""
+    """Random access to samples, whole by `get`, or as the loader reads them: tokens, and states into their place."""
 
     @property
     def lengths(self) -> Sequence[int]:
         """Rows N of every sample."""
 
+    @property
+    def row(self) -> RowShape:
+        """What each row holds."""
+
+    @property
+    def files(self) -> SourceFiles:
+        """What the samples are read from."""
+
     def __len__(self) -> int: ...
 
     def get(self, index: int) -> TrainSample:
-        """Read one sample (CPU tensors)."""
+        """Read one sample (CPU tensors); what `tokens` and `fill` give, in the plain way."""
+
+    def tokens(self, index: int) -> tuple[Tensor, Tensor]:
+        """`token_ids` [N] int64 and `loss_mask` [N] bool of one sample. One thread calls this and `advise`."""
+
+    def advise(self, index: int) -> None:
+        """A sample will be filled in soon: have the disk begin."""
+
+    def fill(self, index: int, features: Tensor, teacher: Tensor, decoders: Decoders) -> None:
+        """Write the states of one sample: `features` [N, A*H] and `teacher` [N, H]. Several threads may call it."""
+
+    def close(self) -> None:
+        """Close the files that reading has opened."""
 
 
 @dataclass

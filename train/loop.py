@@ -26,6 +26,7 @@ from train.job import SampleSource, TrainJob, TrainResult, resolve
 from train.losses import step_weights, supervised_counts
 from train.metrics import read_metrics
 from train.model import Trainee, TrainParts
+from train.noise import with_noise
 from train.progress import TrainProgress
 from train.resume import find_checkpoint, load_checkpoint, recorded, save_checkpoint
 from train.schedule import learning_rate
@@ -55,6 +56,7 @@ class Loop:
         self.held_out: SampleSource | None = open_source("val", **job.source_args)
         self.plan = StepPlan(len(self.samples), self.cfg, world.size, world.rank)
         self.end = min(job.stop_at or self.plan.total_steps, self.plan.total_steps)
+        self.factors = self.cfg.step_factors()
         self.done = 0
         self.last: dict[str, dict[str, Any]] = {"train": {}, "val": {}}
 
@@ -160,9 +162,11 @@ class Loop:
         head = torch.stack([supervised_counts(batch, k) for batch in micro_batches]).sum(0)  # [K]
         head = self.world.sum(torch.cat((head, torch.tensor([rows, int(stop.asked)]))))  # [K + 2] int64
         # The engine divides by micro-batches and processes; the loss is normalized by the global counts alone.
-        weights = step_weights(head[:k], self.cfg.step_decay) * (self.plan.accumulation * self.world.size)
+        weights = step_weights(head[:k], 1.0) * torch.tensor(self.factors, dtype=torch.float64)
+        weights *= self.plan.accumulation * self.world.size
         stats, norm = torch.zeros(4, k, dtype=torch.float64), None
         for number, batch in enumerate(micro_batches, 1):
+            batch = self._noisy(batch, number - 1)
             loss, part = self.engine(
                 batch.features, batch.token_ids, batch.teacher, batch.loss_mask, batch.doc_lengths, weights
             )
@@ -177,8 +181,14 @@ class Loop:
         norm = float(self.engine.get_global_grad_norm()) if norm is None else norm
         self._check_finite("gradient norm", norm)
         self.done += 1
-        self._record(figures(stats, self.cfg.step_decay), rate, norm, int(head[k]), time.monotonic() - started)
+        self._record(figures(stats, self.factors), rate, norm, int(head[k]), time.monotonic() - started)
         return bool(head[k + 1])
+
+    def _noisy(self, batch: PackedBatch, micro: int) -> PackedBatch:
+        """Micro-batch `micro` of this process with its noise, if any."""
+        first = (micro * self.world.size + self.world.rank) * self.plan.micro
+        sites = len(self.job.wiring["aux"])
+        return with_noise(batch, self.cfg.feature_noise, sites, self.cfg.seed, self.done, first)
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate(
@@ -187,6 +197,8 @@ class Loop:
             peak=self.cfg.lr,
             warmup_ratio=self.cfg.warmup_ratio,
             min_ratio=self.cfg.min_lr_ratio,
+            schedule=self.cfg.schedule,
+            decay_ratio=self.cfg.decay_ratio,
         )
 
     def _check_finite(self, what: str, value: float) -> None:
@@ -215,8 +227,7 @@ class Loop:
             self.engine,
             self.held_out,
             micro=self.plan.micro,
-            steps=self.cfg.ttt_steps,
-            decay=self.cfg.step_decay,
+            factors=self.factors,
             world=self.world,
         )
         self.last["val"] = {"kind": "val", "step": self.done, **row}

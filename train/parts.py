@@ -37,6 +37,8 @@ def open_parts(
         model, *_ = warm_start(Path(config.warm_start), sizes, embedding)
     else:
         words = load_vocab(Path(vocab), size=sizes.draft_vocab_size)
-        model = fresh_draft(sizes, words, config, embedding=embedding, head=head, final_norm=norm, seed=seed)
+        layer = None if config.init_layer == "random" else weights.last_layer()
+        ends = {"embedding": embedding, "head": head, "final_norm": norm}
+        model = fresh_draft(sizes, words, config, **ends, seed=seed, layer=layer)
     end = TeacherHead(norm, head, weights.rms_norm_eps, normed=teacher == "final_normed")
     return TrainParts(model, end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def _unsupervised(batch: PackedBatch) -> PackedBatch:
 
 
 def validate(
-    engine: Any, source: SampleSource, *, micro: int, steps: int, decay: float, world: World
+    engine: Any, source: SampleSource, *, micro: int, factors: Sequence[float], world: World
 ) -> dict[str, Any]:
     """Figures over the whole validation split (see `train.figures.figures`). Every process must call it.
 
@@ -35,8 +36,9 @@ def validate(
         engine: DeepSpeed engine around `Trainee`.
         source: the validation split, not empty.
         micro: conversations per forward pass.
-        steps: K; decay: weight of step k is `decay ** k`.
+        factors: `[K]` weight of each step in the loss.
     """
+    steps = len(factors)
     weights = torch.ones(steps, dtype=torch.float64)
     total = torch.zeros(4, steps, dtype=torch.float64)
     engine.eval()
@@ -49,4 +51,4 @@ def validate(
             )
             total += stats.cpu()
     engine.train()
-    return figures(world.sum(total), decay)
+    return figures(world.sum(total), factors)

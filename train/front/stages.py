@@ -139,12 +139,18 @@ def train_inputs(run: Run) -> dict[str, Any]:
     return {
         **({"codec": codec} if codec in ROUNDING else {}),
         "train": asdict(run.config.train),
-        "draft": asdict(run.config.draft),
+        "draft": draft_inputs(run),
         "warm_start": sha256_file(Path(warm) / "model.safetensors") if warm else None,
         "wiring": run.wiring.to_dict(),
         "target": run.identity,
         "content": prepared_manifest(run)["content"],
     }
+
+
+def draft_inputs(run: Run) -> dict[str, Any]:
+    """The draft's settings; one that came later stays out at what was done before, so that older drafts go on."""
+    settings = asdict(run.config.draft)
+    return {name: value for name, value in settings.items() if (name, value) != ("init_layer", "random")}
 
 
 def train_stage(run: Run) -> dict[str, Any]:

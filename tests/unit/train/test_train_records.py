@@ -44,12 +44,12 @@ def test_damage_inside_the_log_is_named(tmp_path: Path) -> None:
 
 def test_figures_by_hand() -> None:
     stats = torch.tensor([[6.0, 4.0], [3.0, 2.0], [2.0, 1.0], [4.0, 2.0]], dtype=torch.float64)
-    row = figures(stats, 0.5)
+    row = figures(stats, [1.0, 0.5])
     assert row["losses"] == [2.0, 2.0] and row["loss"] == 3.0
     assert row["acc"] == [0.5, 0.5] and row["predicted_tau"] == 1 + 0.5 + 0.25
     assert row["supervised"] == 3
     assert predicted_tau([1.0, 1.0, 1.0]) == 4.0 and predicted_tau([0.0, 1.0]) == 1.0
-    assert figures(torch.zeros(4, 2, dtype=torch.float64), 0.5)["loss"] == 0.0
+    assert figures(torch.zeros(4, 2, dtype=torch.float64), [1.0, 0.5])["loss"] == 0.0
 
 
 def job(folder: Path, **settings: int) -> TrainJob:

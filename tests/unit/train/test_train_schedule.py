@@ -42,3 +42,18 @@ def test_short_runs_and_no_warmup() -> None:
     assert learning_rate(0, 1, peak=1.0, warmup_ratio=0.0, min_ratio=0.0) == 1.0
     assert learning_rate(0, 1, peak=1.0, warmup_ratio=0.015, min_ratio=0.0) == 1.0
     assert all(math.isfinite(rate) and rate > 0 for rate in rates(2)[:2])
+
+
+def test_linear_falls_in_equal_parts() -> None:
+    lr = rates(20, schedule="linear")
+    assert lr[4] == pytest.approx(2.0) and lr[12] == pytest.approx(1.1) and lr[20] == pytest.approx(0.2)
+    falls = [a - b for a, b in itertools.pairwise(lr[4:])]
+    assert falls == pytest.approx([falls[0]] * len(falls))
+
+
+def test_wsd_stays_at_the_peak_until_its_last_part() -> None:
+    lr = rates(20, schedule="wsd", decay_ratio=0.25)
+    assert lr[3:16] == pytest.approx([2.0] * 13)
+    assert lr[15] > lr[16] > lr[19] > lr[20] == pytest.approx(0.2)
+    # A fall longer than what the warm-up leaves begins right after it.
+    assert rates(20, schedule="wsd", decay_ratio=1.0) == pytest.approx(rates(20, schedule="linear"))
