@@ -1,0 +1,1 @@
+"""What only a GPU can tell, in one script that fits a short lease: `python -m benchmarks.gpu` (docs/gpu.md)."""
