@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from eagle3.config import require
 
 OBJECTIVES = ("soft_ce", "acceptance", "log_acceptance", "mixed")
+OUTSIDE = ("drop", "teach")
 SCHEDULES = ("cosine", "linear", "wsd")
 
 
@@ -18,12 +19,14 @@ class ObjectiveConfig:
     ce_weight: float = 0.5  # "mixed": share of cross entropy, the rest is total variation
     ce_fade: float = 0.0  # "mixed": that share falls by exp(-ce_fade * chance of being kept); 0 = it stays
     teacher_temperature: float = 1.0  # divisor of the teacher's logits; below 1 it is surer of its best token
+    outside: str = "drop"  # rows whose best token the draft lacks: "drop" (as EAGLE), "teach" what is left (cheaper)
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
         require(self.kind in OBJECTIVES, "train.objective.kind", self.kind, " or ".join(OBJECTIVES))
         require(0 <= self.ce_weight <= 1, "train.objective.ce_weight", self.ce_weight, "a share in [0, 1]")
         require(self.ce_fade >= 0, "train.objective.ce_fade", self.ce_fade, "0 or a positive number")
+        require(self.outside in OUTSIDE, "train.objective.outside", self.outside, " or ".join(OUTSIDE))
         temperature = self.teacher_temperature
         require(temperature > 0, "train.objective.teacher_temperature", temperature, "a positive number")
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from eagle3.draft import Eagle3Draft
 from eagle3.ttt import PackedBatch
 from train.losses import LossParts, TeacherHead, ttt_loss
+from train.objective import Objective
 
 
 @dataclass
@@ -38,17 +39,24 @@ class Trainee(nn.Module):
         parts: draft and teacher, as built (CPU).
         device: where training runs.
         dtype: the draft's dtype in forward; teacher and embedding are held in it too.
-        chunk: teacher rows a block of the loss.
+        chunk: rows of draft logits a block of the loss.
         recompute: compute each step's activations again in backward instead of keeping them.
+        objective: the loss of a row; None = cross entropy.
     """
 
     def __init__(
-        self, parts: TrainParts, device: torch.device, dtype: torch.dtype, chunk: int, recompute: bool = False
+        self,
+        parts: TrainParts,
+        device: torch.device,
+        dtype: torch.dtype,
+        chunk: int,
+        recompute: bool = False,
+        objective: Objective | None = None,
     ) -> None:
         super().__init__()
-        self.draft = parts.draft
+        self.draft, self.objective = parts.draft, objective
         self.dtype, self.device, self.chunk, self.recompute = dtype, device, chunk, recompute
-        self._teacher = parts.teacher.to(device, dtype)
+        self._teacher = parts.teacher.arranged(self.draft).to(device, dtype)
         plain_embedding(self.draft)
         self.draft.embed_tokens.weight = self.draft.embed_tokens.weight.to(device, dtype)  # type: ignore[assignment]
 
@@ -72,6 +80,7 @@ class Trainee(nn.Module):
         """
         batch = PackedBatch(features, token_ids, teacher, loss_mask, lengths).to(self.device, self.dtype)
         weights = weights.to(self.device)
-        parts: LossParts = ttt_loss(self.draft, batch, self._teacher, weights, self.chunk, self.recompute)
+        settings = (self.chunk, self.recompute, self.objective)
+        parts: LossParts = ttt_loss(self.draft, batch, self._teacher, weights, *settings)
         stats = torch.stack([x.detach().double() for x in (parts.sums, parts.counts, parts.right, parts.tried)])
         return parts.loss, stats

@@ -34,12 +34,16 @@ class Objective:
         ce_fade: how fast that share falls with the chance of being kept; 0 = it stays.
         teacher_temperature: divisor of the teacher's logits before their softmax; below 1 the teacher is sharper. Who
             computes the teacher's rows applies it.
+        outside: what becomes of rows whose best token of the whole vocabulary is not the draft's: "drop" them, as EAGLE
+            does, or "teach" the teacher's preferences among the draft's tokens. The second never asks for logits
+            outside the draft's vocabulary while training.
     """
 
     kind: str = "soft_ce"
     ce_weight: float = 0.5
     ce_fade: float = 0.0
     teacher_temperature: float = 1.0
+    outside: str = "drop"
 
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVES:
@@ -48,35 +52,38 @@ class Objective:
     @classmethod
     def of(cls, cfg: ObjectiveConfig) -> Objective:
         """As configured."""
-        return cls(cfg.kind, cfg.ce_weight, cfg.ce_fade, cfg.teacher_temperature)
+        return cls(cfg.kind, cfg.ce_weight, cfg.ce_fade, cfg.teacher_temperature, cfg.outside)
 
-    def rows(self, logits: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of each row and its gradient; one more `[r, Vd]` buffer than the two given exists meanwhile.
+    def rows(self, logits: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss of each row and its gradient; at most one more buffer as large as the logits exists meanwhile.
 
         Args:
-            logits: `[r, Vd]` the draft's, float32 or wider; overwritten.
-            probs: `[r, Vd]` the teacher's, each row summing to 1; left as they are.
+            logits: `[C, K, Vd]` the draft's, float32 or wider, shifted so that each row's largest is 0; overwritten.
+            probs: `[C, 1, Vd]` the teacher's, each row summing to 1; left as they are.
 
         Returns:
-            loss `[r]`, and `d loss / d logits [r, Vd]` (in the memory of `logits`).
+            loss `[C, K]`, grad `[C, K, Vd]` (in the memory of `logits`) and scale `[C, K]`:
+            `d loss / d logits = scale * grad`.
         """
-        lse = logits.logsumexp(-1, keepdim=True)  # [r, 1]
         if self.kind == "soft_ce":
-            loss = lse[:, 0] - (probs * logits).sum(-1)
-            return loss, logits.sub_(lse).exp_().sub_(probs)
+            cross = -torch.matmul(logits, probs.transpose(-1, -2))[..., 0]  # [C, K]
+            total = logits.exp_().sum(-1)  # [C, K]
+            return total.log() + cross, logits.addcmul_(probs, total[..., None], value=-1), 1 / total
         buffer = torch.empty_like(logits)
-        cross = lse[:, 0] - torch.mul(probs, logits, out=buffer).sum(-1) if self.kind == "mixed" else lse[:, 0]
+        lse = logits.logsumexp(-1, keepdim=True)  # [C, K, 1]
+        cross = lse[..., 0] - torch.mul(probs, logits, out=buffer).sum(-1) if self.kind == "mixed" else lse[..., 0]
         q = logits.sub_(lse).exp_()
-        kept = torch.minimum(probs, q, out=buffer).sum(-1)  # [r] the chance of being kept
+        kept = torch.minimum(probs, q, out=buffer).sum(-1)  # [C, K] the chance of being kept
         short = torch.lt(q, probs, out=buffer).mul_(q)  # q where it is below p, else 0
-        held = short.sum(-1, keepdim=True)  # [r, 1]
+        held = short.sum(-1, keepdim=True)  # [C, K, 1]
+        one = torch.ones_like(kept)
         if self.kind == "mixed":
-            share = (self.ce_weight * (-self.ce_fade * kept).exp())[:, None]  # [r, 1]
-            loss = share[:, 0] * cross + (1 - share[:, 0]) * (1 - kept)
+            share = (self.ce_weight * (-self.ce_fade * kept).exp())[..., None]  # [C, K, 1]
+            loss = share[..., 0] * cross + (1 - share[..., 0]) * (1 - kept)
             grad = q.mul_(share + (1 - share) * held).sub_(short.mul_(1 - share)).addcmul_(probs, share, value=-1)
-            return loss, grad
+            return loss, grad, one
         grad = q.mul_(held).sub_(short)
         if self.kind == "acceptance":
-            return 1 - kept, grad
+            return 1 - kept, grad, one
         floor = kept.clamp(min=_LEAST)
-        return -floor.log(), grad.div_(floor[:, None])
+        return -floor.log(), grad, 1 / floor

@@ -7,7 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from eagle3.ttt import unroll
+from train import losses
+from train.config import OBJECTIVES
 from train.losses import TeacherHead, step_weights, supervised_counts, teacher_probs, ttt_loss
+from train.objective import Objective
 
 STEPS, LENGTHS = 4, [5, 11, 1, 8]
 
@@ -137,13 +140,52 @@ def test_validation_without_gradients_gives_the_same_numbers(make_draft, make_ba
     assert torch.equal(quiet.sums, loud.sums) and torch.equal(quiet.right, loud.right)
 
 
-def test_teacher_probs_are_renormalised_and_judged_over_the_full_vocabulary():
-    teacher, states = head(), torch.randn(7, 16, dtype=torch.float64)
-    ids = torch.tensor([3, 8, 30])
-    probs, best = teacher_probs(states, teacher, ids, chunk=2)
-    full = teacher.logits(states)
+@pytest.mark.parametrize("draft_vocab", [17, 40])
+def test_teacher_probs_are_renormalised_and_judged_over_the_full_vocabulary(make_draft, monkeypatch, draft_vocab):
+    monkeypatch.setattr(losses, "_COLUMNS", 7)  # the rest of the vocabulary goes by in several pieces
+    draft, teacher, states = make_draft(draft_vocab_size=draft_vocab), head(), torch.randn(9, 16, dtype=torch.float64)
+    ids = torch.arange(draft_vocab) + draft.d2t
+    full = teacher.logits(states) / 0.7
+    probs, best = teacher_probs(states, teacher.arranged(draft), temperature=0.7)
     torch.testing.assert_close(probs, full.softmax(-1)[:, ids] / full.softmax(-1)[:, ids].sum(-1, keepdim=True))
-    assert torch.equal(best, full.argmax(-1))
+    known = draft.t2d[full.argmax(-1)]
+    assert known.sum() > 0 and bool(known.all()) == (draft_vocab == 40)
+    assert torch.equal(best >= 0, known) and torch.equal(ids[best[known]], full.argmax(-1)[known])
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_any_objective_is_summed_over_its_rows(make_draft, make_batch, kind):
+    draft, batch, objective = make_draft(draft_vocab_size=17), make_batch(LENGTHS), Objective(kind, ce_fade=0.5)
+    teacher, weights = head(), step_weights(supervised_counts(batch, STEPS), 0.8)
+    parts = ttt_loss(draft, batch, teacher, weights, 9, objective=objective)
+    expected = 0.0
+    for k, g in enumerate(unroll(draft, batch, STEPS)):
+        for t in batch.supervised(STEPS)[:, k].nonzero()[:, 0].tolist():
+            probs, best = teacher_probs(batch.teacher[t + k][None], teacher.arranged(draft))
+            z = draft.logits(g[t])
+            if best >= 0:
+                expected = expected + weights[k] * objective.rows((z - z.max())[None, None].detach(), probs[:, None])[0]
+    torch.testing.assert_close(parts.loss.detach(), expected.squeeze())
+
+
+def test_rows_outside_the_vocabulary_may_teach_what_is_left(make_draft, make_batch):
+    draft, batch, teacher = make_draft(draft_vocab_size=17), make_batch(LENGTHS), head()
+    weights, taught = torch.ones(STEPS, dtype=torch.float64), Objective(outside="teach")
+    inside = TeacherHead(teacher.norm_weight, teacher.head.clone(), teacher.eps)
+    inside.head[~draft.t2d] = 0.0  # no token outside is ever the best
+    draft.zero_grad()
+    loud = ttt_loss(draft, batch, teacher, weights, 9, objective=taught)
+    loud.loss.backward()
+    found = [p.grad.clone() for p in draft.parameters() if p.grad is not None]
+    draft.zero_grad()
+    expected = ttt_loss(draft, batch, inside, weights, 9)
+    expected.loss.backward()
+    torch.testing.assert_close(loud.sums, expected.sums)
+    torch.testing.assert_close(found, [p.grad for p in draft.parameters() if p.grad is not None])
+    with torch.no_grad():  # a measurement: the loss of all rows, accuracy against the best token of all
+        quiet, dropping = (ttt_loss(draft, batch, teacher, weights, 9, objective=o) for o in (taught, Objective()))
+    torch.testing.assert_close(quiet.sums, loud.sums)
+    assert torch.equal(quiet.right, dropping.right) and quiet.dropped == dropping.dropped > 0 == loud.dropped
 
 
 def test_full_vocabulary_logits_never_exceed_one_block(make_draft, make_batch):
@@ -164,4 +206,4 @@ def test_full_vocabulary_logits_never_exceed_one_block(make_draft, make_batch):
     draft, batch = make_draft(vocab_size=vocab, draft_vocab_size=vocab), make_batch([40, 30], share=0.9)
     with Watch():
         ttt_loss(draft, batch, head(vocab=vocab), torch.ones(3, dtype=torch.float64), chunk).loss.backward()
-    assert largest[0] == chunk * vocab
+    assert largest[0] == 3 * (chunk // 3) * vocab

@@ -26,12 +26,12 @@ def written_out(objective: Objective, logits: Tensor, probs: Tensor) -> Tensor:
 
 
 def rows(seed: int = 0, scale: float = 2.0) -> tuple[Tensor, Tensor]:
-    """Logits and teacher rows `[5, 33]`, float64; the last teacher row is all but certain."""
+    """Logits `[5, 2, 33]` and teacher rows `[5, 1, 33]`, float64; the last teacher row is all but certain."""
     random = torch.Generator().manual_seed(seed)
-    logits = scale * torch.randn(5, 33, generator=random, dtype=torch.float64)
-    teacher = scale * torch.randn(5, 33, generator=random, dtype=torch.float64)
-    teacher[-1, 7] += 40
-    return logits, teacher.softmax(-1)
+    logits = scale * torch.randn(5, 2, 33, generator=random, dtype=torch.float64)
+    teacher = scale * torch.randn(5, 1, 33, generator=random, dtype=torch.float64)
+    teacher[-1, :, 7] += 40
+    return logits - logits.amax(-1, keepdim=True), teacher.softmax(-1)
 
 
 @pytest.mark.parametrize("fade", [0.0, 3.0])
@@ -43,16 +43,17 @@ def test_values_and_gradients_are_autograds(kind: str, fade: float) -> None:
     expected = written_out(objective, asked, probs)
     (slope,) = torch.autograd.grad(expected.sum(), asked)
     before = probs.clone()
-    loss, grad = objective.rows(logits.clone(), probs)
+    loss, grad, scale = objective.rows(logits.clone(), probs)
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(grad, slope, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(scale[..., None] * grad, slope, rtol=1e-10, atol=1e-12)
     assert torch.equal(probs, before)  # other steps read them again
 
 
 def test_the_teachers_own_logits_leave_nothing_to_learn() -> None:
     _, probs = rows()
+    logits = probs.log() - probs.log().amax(-1, keepdim=True)
     for kind in OBJECTIVES:
-        loss, grad = Objective(kind, ce_weight=0.0).rows(probs.log(), probs)
+        loss, grad, _ = Objective(kind, ce_weight=0.0).rows(logits.clone(), probs)
         if kind == "soft_ce":
             assert grad.abs().max() < 1e-12
         else:
@@ -60,16 +61,16 @@ def test_the_teachers_own_logits_leave_nothing_to_learn() -> None:
 
 
 def test_acceptance_of_a_hopeless_row_stays_finite() -> None:
-    logits = torch.tensor([[200.0, 0.0, 0.0]])
-    probs = torch.tensor([[0.0, 0.5, 0.5]])
-    loss, grad = Objective("log_acceptance").rows(logits, probs)
-    assert torch.isfinite(loss).all() and torch.isfinite(grad).all() and loss > 10
+    logits = torch.tensor([[[0.0, -200.0, -200.0]]])
+    probs = torch.tensor([[[0.0, 0.5, 0.5]]])
+    loss, grad, scale = Objective("log_acceptance").rows(logits, probs)
+    assert torch.isfinite(loss).all() and torch.isfinite(scale[..., None] * grad).all() and loss > 10
 
 
 def test_a_descent_on_acceptance_raises_the_chance_of_being_kept() -> None:
     logits, probs = rows(seed=1)
-    first, grad = Objective("acceptance").rows(logits.clone(), probs)
-    then, _ = Objective("acceptance").rows(logits - 0.05 * grad, probs)
+    first, grad, _ = Objective("acceptance").rows(logits.clone(), probs)
+    then, _, _ = Objective("acceptance").rows(logits - 0.05 * grad, probs)
     assert (then <= first).all() and (then < first).any()
 
 
