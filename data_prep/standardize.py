@@ -10,6 +10,8 @@ from data_prep.capture.sample import CapturedSample
 from eagle3.errors import DataError, WiringError
 from eagle3.wiring import EMBEDDING, Site, Wiring
 
+FIRST_TAUGHT = 1  # the first position whose teacher state a row reads; features begin at 0
+
 
 @dataclass(frozen=True)
 class TrainingSample:
@@ -51,13 +53,7 @@ def standardize(sample: CapturedSample, wiring: Wiring, embedding: torch.Tensor 
             why=f"the sample holds {sample.teacher}; the wiring teaches with {wiring.teacher}",
             mend="extract again with this wiring",
         )
-    if sample.tokens < 2:
-        raise DataError(
-            "a record is too short to train on",
-            where=f"record {sample.record_id}",
-            why=f"{sample.tokens} token",
-            mend="leave out conversations of fewer than two tokens",
-        )
+    check_length(sample.record_id, sample.tokens)
     states = [_state(sample, site, embedding) for site in wiring.aux]  # A x [T, H]
     for site, state in zip(wiring.aux, states, strict=True):
         if state.shape != (sample.tokens, wiring.hidden_size):
@@ -67,15 +63,36 @@ def standardize(sample: CapturedSample, wiring: Wiring, embedding: torch.Tensor 
                 why=f"{tuple(state.shape)}, expected {(sample.tokens, wiring.hidden_size)}",
                 mend="extract again with this wiring and target",
             )
-    learnt = torch.zeros(sample.tokens - 1, dtype=torch.bool)  # [N]
-    learnt[:-1] = sample.loss_mask[2:]
+    token_ids, loss_mask = shifted(sample.input_ids, sample.loss_mask)
     return TrainingSample(
         record_id=sample.record_id,
         features=torch.cat([state[:-1] for state in states], dim=-1),  # [N, A*H]
-        token_ids=sample.input_ids[1:].long(),  # [N]
-        teacher=sample.final[1:],  # [N, H]
-        loss_mask=learnt,
+        token_ids=token_ids,
+        teacher=sample.final[FIRST_TAUGHT:],  # [N, H]
+        loss_mask=loss_mask,
     )
+
+
+def check_length(record_id: str, tokens: int) -> None:
+    """Refuse a record that has no row.
+
+    Raises:
+        DataError: fewer than two tokens.
+    """
+    if tokens < 2:
+        raise DataError(
+            "a record is too short to train on",
+            where=f"record {record_id}",
+            why=f"{tokens} token",
+            mend="leave out conversations of fewer than two tokens",
+        )
+
+
+def shifted(input_ids: torch.Tensor, loss_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`token_ids` [N] int64 and `loss_mask` [N] bool of the rows, from those [T] of the record."""
+    learnt = torch.zeros(len(input_ids) - 1, dtype=torch.bool)
+    learnt[:-1] = loss_mask[2:]
+    return input_ids[1:].long(), learnt
 
 
 def _state(sample: CapturedSample, site: Site, embedding: torch.Tensor | None) -> torch.Tensor:
@@ -87,14 +104,7 @@ def _state(sample: CapturedSample, site: Site, embedding: torch.Tensor | None) -
                 where=f"record {sample.record_id}",
                 mend="pass the target's embedding table to standardize",
             )
-        if int(sample.input_ids.max()) >= embedding.shape[0]:
-            raise WiringError(
-                "a token lies outside the embedding table",
-                where=f"record {sample.record_id}",
-                why=f"token {int(sample.input_ids.max())}, the table has {embedding.shape[0]} rows",
-                mend="give the table of the target that the store was made with",
-            )
-        return embedding[sample.input_ids].to(sample.final.dtype)
+        return embedded(sample.record_id, sample.input_ids, embedding).to(sample.final.dtype)
     if site.name not in sample.sites:
         raise WiringError(
             "a sample lacks a site that the wiring needs",
@@ -103,3 +113,19 @@ def _state(sample: CapturedSample, site: Site, embedding: torch.Tensor | None) -
             mend="extract again with this wiring",
         )
     return sample.sites[site.name]
+
+
+def embedded(record_id: str, input_ids: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """Rows [T, H] of the target's table [V, H].
+
+    Raises:
+        WiringError: a token lies outside it.
+    """
+    if int(input_ids.max()) >= embedding.shape[0]:
+        raise WiringError(
+            "a token lies outside the embedding table",
+            where=f"record {record_id}",
+            why=f"token {int(input_ids.max())}, the table has {embedding.shape[0]} rows",
+            mend="give the table of the target that the store was made with",
+        )
+    return embedding[input_ids]

@@ -1,8 +1,8 @@
 """One shard of a hidden-state store, as readers see it: its sidecar, and records read from its data file.
 
 The data file is plain safetensors, whatever the codec. A record's bytes in each tensor are its rows, or, where rows
-have no fixed size, the piece whose length its entry gives. Only these bytes are read: mapped from a local file, by
-byte ranges from elsewhere. The format is described in docs/formats.md.
+have no fixed size, the piece whose length its entry gives. Only these bytes are read. The format is described in
+docs/formats.md; `eagle3.state_read` reads the same bytes straight into a batch.
 """
 
 from __future__ import annotations
@@ -60,6 +60,27 @@ class StoredTensor:
     shape: tuple[int, ...]
     begin: int
     end: int
+
+
+@dataclass(frozen=True)
+class StatePlace:
+    """Where one state of one record lies, and how it is kept: all that is needed to read it.
+
+    Args:
+        path: the data file.
+        spans: first byte and end of each of its parts.
+        codec, dtype, width: how it is kept, and what it is when read: [tokens, width].
+        tokens: its rows.
+        whose: names state and record, for a message.
+    """
+
+    path: str
+    spans: tuple[tuple[int, int], ...]
+    codec: str
+    dtype: str
+    width: int
+    tokens: int
+    whose: str
 
 
 @dataclass(frozen=True)
@@ -172,9 +193,8 @@ class ShardFile:
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        self._map: np.memmap | None = None
         try:
-            (header,) = self._read([(0, shard.header_bytes)])
+            (header,) = read_ranges(shard.data, [(0, shard.header_bytes)])
             self.tensors = {
                 name: StoredTensor(
                     info["dtype"], tuple(info["shape"]), *(shard.header_bytes + x for x in info["data_offsets"])
@@ -216,6 +236,20 @@ class ShardFile:
         row = int(np.prod(tensor.shape[1:])) * ITEMSIZE[tensor.code]
         return tensor.begin + entry.start * row, tensor.begin + (entry.start + entry.tokens) * row
 
+    def place(self, index: int, name: str) -> StatePlace:
+        """Where state `name` of record `index` lies.
+
+        Raises:
+            IntegrityError: the shard has no such state.
+        """
+        entry = self.shard.records[index]
+        whose = f"{name} of record {entry.id}"
+        try:
+            spans = tuple(self.span(index, f"{name}{part.suffix}") for part in self.parts)
+        except KeyError as err:
+            raise self._unreadable(err, whose) from None
+        return StatePlace(str(self.shard.data), spans, self.shard.codec, self.dtype, self.width, entry.tokens, whose)
+
     def tokens(self, index: int) -> tuple[Tensor, Tensor]:
         """`input_ids` [T] int64 and `loss_mask` [T] bool of a record."""
         ids, mask = self._pieces(index, [IDS, MASK])
@@ -250,19 +284,9 @@ class ShardFile:
 
     def _pieces(self, index: int, names: Sequence[str]) -> list[Bytes]:
         try:
-            return self._read([self.span(index, name) for name in names])
+            return read_ranges(self.shard.data, [self.span(index, name) for name in names])
         except (OSError, ValueError, KeyError) as err:
             raise self._unreadable(err, f"record {self.shard.records[index].id}") from None
-
-    def _read(self, spans: Sequence[tuple[int, int]]) -> list[Bytes]:
-        path = self.shard.data
-        if not isinstance(path, Path):
-            return read_ranges(path, spans)
-        if self._map is None:
-            self._map = np.memmap(path, dtype=np.uint8, mode="r")
-        if max(end for _, end in spans) > len(self._map):
-            raise ValueError(f"it ends at byte {len(self._map)}")
-        return [self._map[begin:end] for begin, end in spans]
 
     def _unreadable(self, err: Exception, whose: str) -> IntegrityError:
         why = f"{err}; {whose}"

@@ -16,9 +16,10 @@ Scales are bfloat16, rounded up, so no number is clipped. Layout: docs/formats.m
 
 from __future__ import annotations
 
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from eagle3.errors import DataError
+
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # what is decoded is only read
 
 Bytes = np.ndarray  # [n] uint8
 
@@ -58,31 +61,52 @@ class Part:
         return 0 if self.row is None else int(np.prod(self.row)) * ITEMSIZE[self.code]
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """A way to keep a state."""
 
+    @abstractmethod
     def parts(self, dtype: str, width: int) -> list[Part]:
         """The parts of a state of `width` channels whose dtype is `dtype` (`bfloat16`, `float16`, `float32`)."""
-        ...
 
+    @abstractmethod
     def encode(self, state: Tensor) -> list[Bytes]:
         """The bytes of each part of `state` [T, H].
 
         Raises:
             DataError: the codec cannot keep it.
         """
-        ...
+
+    def rows(self, parts: Sequence[Bytes], dtype: str, width: int) -> int:
+        """Rows T of a state, by the length of its bytes.
+
+        Raises:
+            ValueError: they are of no whole number of rows.
+        """
+        each = self.parts(dtype, width)[0].row_bytes
+        if len(parts[0]) % each:
+            raise ValueError(f"{len(parts[0])} bytes in rows of {each}")
+        return len(parts[0]) // each
+
+    @abstractmethod
+    def decode_into(self, parts: Sequence[Bytes], out: Tensor, first: int = 0) -> None:
+        """Write rows `first` to `first + R` of a state into `out` [R, width], of its dtype, whose rows may lie apart.
+
+        Raises:
+            ValueError, RuntimeError: the bytes are not what `encode` gives for that dtype and width.
+        """
 
     def decode(self, parts: Sequence[Bytes], dtype: str, width: int) -> Tensor:
         """[T, width] in `dtype`, a copy.
 
         Raises:
-            ValueError: the bytes are not what `encode` gives.
+            ValueError, RuntimeError: the bytes are not what `encode` gives.
         """
-        ...
+        out = torch.empty(self.rows(parts, dtype, width), width, dtype=getattr(torch, dtype))
+        self.decode_into(parts, out)
+        return out
 
 
-class Raw:
+class Raw(Codec):
     """As they are."""
 
     def parts(self, dtype: str, width: int) -> list[Part]:
@@ -93,12 +117,12 @@ class Raw:
         """The state's memory, uncopied when it is contiguous."""
         return [to_bytes(state)]
 
-    def decode(self, parts: Sequence[Bytes], dtype: str, width: int) -> Tensor:
+    def decode_into(self, parts: Sequence[Bytes], out: Tensor, first: int = 0) -> None:
         """From the bytes."""
-        return from_bytes(parts[0], getattr(torch, dtype)).view(-1, width)
+        out.copy_(_rows(numbers_of(parts[0], out.dtype).view(-1, out.shape[1]), out, first))
 
 
-class Lossless:
+class Lossless(Codec):
     """Bit for bit: one zstd frame of the most significant bytes, then the other bytes of each number as they are."""
 
     def __init__(self) -> None:
@@ -118,36 +142,48 @@ class Lossless:
         )
         return [np.concatenate([np.frombuffer(high, np.uint8), numbers[:, :-1].reshape(-1)])]
 
-    def decode(self, parts: Sequence[Bytes], dtype: str, width: int) -> Tensor:
-        """Any byte string that is not a whole block is refused."""
+    def rows(self, parts: Sequence[Bytes], dtype: str, width: int) -> int:
+        """As the frame tells."""
+        return self._frame(parts, getattr(torch, dtype).itemsize, width)[0] // width
+
+    def _frame(self, parts: Sequence[Bytes], size: int, width: int) -> tuple[int, Bytes, Bytes]:
+        """How many numbers there are, the frame, and the other bytes."""
         (block,) = parts
-        size = getattr(torch, dtype).itemsize
         try:
             count = zstandard.frame_content_size(block[:32].tobytes())
-            rest = count * (size - 1)
-            if count < 0 or rest > len(block) or count % width:
-                raise ValueError(f"{len(block)} bytes for {count} numbers")
-            high = zstandard.ZstdDecompressor().decompress(
-                block[: len(block) - rest].data, max_output_size=count, allow_extra_data=False
-            )
         except zstandard.ZstdError as err:
             raise ValueError(str(err)) from None
-        return _merged(np.frombuffer(high, np.uint8), block[len(block) - rest :], size, dtype).view(-1, width)
+        rest = count * (size - 1)
+        if count < 0 or rest > len(block) or count % width:
+            raise ValueError(f"{len(block)} bytes for {count} numbers")
+        return count, block[: len(block) - rest], block[len(block) - rest :]
+
+    def decode_into(self, parts: Sequence[Bytes], out: Tensor, first: int = 0) -> None:
+        """Any byte string that is not a whole block is refused."""
+        size, width = out.element_size(), out.shape[1]
+        count, frame, low = self._frame(parts, size, width)
+        try:
+            high = zstandard.ZstdDecompressor().decompress(frame.data, max_output_size=count, allow_extra_data=False)
+        except zstandard.ZstdError as err:
+            raise ValueError(str(err)) from None
+        upper = _rows(numbers_of(np.frombuffer(high, np.uint8), torch.uint8).view(-1, width), out, first)
+        lower = _rows(numbers_of(low, torch.uint8).view(-1, width * (size - 1)), out, first)
+        for at in _steps_of(out):
+            _merge(upper[at], lower[at], out[at])
 
 
-def _merged(high: Bytes, low: Bytes, size: int, dtype: str) -> Tensor:
-    """Numbers from their most significant bytes [n] and their other bytes [n * (size - 1)]."""
+def _merge(high: Tensor, low: Tensor, out: Tensor) -> None:
+    """Numbers from their most significant bytes [R, W] and their other bytes [R, W * (size - 1)]."""
+    size = out.element_size()
     if size == 2:  # twice as fast as filling in every other byte
-        bits = high.astype(np.uint16)
-        bits <<= 8
-        bits |= low
-        return torch.from_numpy(bits.view(np.int16)).view(getattr(torch, dtype))
-    out = np.empty((len(high), size), np.uint8)
-    out[:, -1], out[:, :-1] = high, low.reshape(-1, size - 1)
-    return torch.from_numpy(out.reshape(-1)).view(getattr(torch, dtype))
+        out.view(torch.int16).copy_(high.to(torch.int16).bitwise_left_shift_(8).bitwise_or_(low))
+        return
+    merged = torch.empty(*high.shape, size, dtype=torch.uint8)
+    merged[..., -1], merged[..., :-1] = high, low.view(*high.shape, size - 1)
+    out.copy_(merged.view(out.dtype).squeeze(-1))
 
 
-class Fp8:
+class Fp8(Codec):
     """E4M3 codes and a bfloat16 scale for each token and block: an error of at most 1/16 of any normal number."""
 
     def parts(self, dtype: str, width: int) -> list[Part]:
@@ -163,12 +199,12 @@ class Fp8:
         scales = scales_of(numbers, FP8_MAX)
         return [divided(numbers, scales).to(torch.float8_e4m3fn).flatten(1)[:, : state.shape[1]], scales]
 
-    def decode(self, parts: Sequence[Bytes], dtype: str, width: int) -> Tensor:
+    def decode_into(self, parts: Sequence[Bytes], out: Tensor, first: int = 0) -> None:
         """From the codes and scales."""
-        codes = from_bytes(parts[0], torch.int8).view(-1, width)
-        scales = from_bytes(parts[1], torch.bfloat16).view(-1, blocks(width))
-        (out,) = _by_rows(lambda *rows: [_e4m3(*rows).to(getattr(torch, dtype))], [codes, scales], width)
-        return from_bytes(out, getattr(torch, dtype)).view(-1, width)
+        codes = _rows(numbers_of(parts[0], torch.int8).view(-1, out.shape[1]), out, first)
+        scales = _rows(numbers_of(parts[1], torch.bfloat16).view(-1, blocks(out.shape[1])), out, first)
+        for at in _steps_of(out):
+            out[at] = _e4m3(codes[at], scales[at])
 
 
 def _e4m3(codes: Tensor, scales: Tensor) -> Tensor:
@@ -181,7 +217,7 @@ def _e4m3(codes: Tensor, scales: Tensor) -> Tensor:
     return numbers.mul_((scales.float() * 256.0)[..., None]).flatten(1)[:, : codes.shape[1]]
 
 
-class Int8:
+class Int8(Codec):
     """Even steps, a bfloat16 scale for each token and block, and the block's two largest numbers aside, exactly.
 
     The error of a number is at most half a step: 1/254 of the third largest number of its block, scale rounded up.
@@ -210,23 +246,19 @@ class Int8:
         codes = divided(numbers, scales).round_().to(torch.int8).flatten(1)[:, : state.shape[1]]
         return [codes, scales, aside.to(state.dtype), places.to(torch.uint8)]
 
-    def decode(self, parts: Sequence[Bytes], dtype: str, width: int) -> Tensor:
+    def decode_into(self, parts: Sequence[Bytes], out: Tensor, first: int = 0) -> None:
         """Steps times scale, then the numbers aside in their places."""
-        kind, count = getattr(torch, dtype), blocks(width)
-        codes = from_bytes(parts[0], torch.int8).view(-1, width)
-        scales = from_bytes(parts[1], torch.bfloat16).view(-1, count)
-        aside = from_bytes(parts[2], kind).view(-1, count, ASIDE)
-        places = from_bytes(parts[3], torch.uint8).view(-1, count, ASIDE)
+        count = blocks(out.shape[1])
+        codes = _rows(numbers_of(parts[0], torch.int8).view(-1, out.shape[1]), out, first)
+        scales = _rows(numbers_of(parts[1], torch.bfloat16).view(-1, count), out, first)
+        aside = _rows(numbers_of(parts[2], out.dtype).view(-1, count, ASIDE), out, first)
+        places = _rows(numbers_of(parts[3], torch.uint8).view(-1, count, ASIDE), out, first)
         if places.numel() and int(places.max()) >= BLOCK:
             raise ValueError("a place outside its block")
-        (out,) = _by_rows(_steps, [codes, scales, aside, places], width)
-        return from_bytes(out, kind).view(-1, width)
-
-
-def _steps(codes: Tensor, scales: Tensor, aside: Tensor, places: Tensor) -> list[Tensor]:
-    """Numbers [T, H] in the dtype of `aside`."""
-    numbers = in_blocks(codes.float()).mul_(scales.float()[..., None]).to(aside.dtype)
-    return [numbers.scatter_(-1, places.long(), aside).flatten(1)[:, : codes.shape[1]]]
+        for at in _steps_of(out):
+            numbers = in_blocks(codes[at].float()).mul_(scales[at].float()[..., None]).to(out.dtype)
+            numbers.scatter_(-1, places[at].long(), aside[at])
+            out[at] = numbers.flatten(1)[:, : out.shape[1]]
 
 
 def _by_rows(run: Callable[..., list[Tensor]], inputs: Sequence[Tensor], width: int) -> list[Bytes]:
@@ -238,6 +270,23 @@ def _by_rows(run: Callable[..., list[Tensor]], inputs: Sequence[Tensor], width: 
 
 def _starts(rows: Tensor, step: int) -> range:
     return range(0, max(len(rows), 1), step)
+
+
+def _steps_of(out: Tensor) -> list[slice]:
+    """Rows handled at a time when decoding."""
+    step = max(1, CACHED // out.shape[1])
+    return [slice(at, at + step) for at in range(0, len(out), step)]
+
+
+def _rows(state: Tensor, out: Tensor, first: int) -> Tensor:
+    """The rows of `state` that `out` asks for.
+
+    Raises:
+        ValueError: it has not so many.
+    """
+    if len(state) < first + len(out):
+        raise ValueError(f"{len(state)} rows")
+    return state[first : first + len(out)]
 
 
 CODECS: dict[str, Codec] = {"raw": Raw(), "lossless": Lossless(), "fp8": Fp8(), "int8": Int8()}
@@ -293,6 +342,6 @@ def to_bytes(tensor: Tensor) -> Bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def from_bytes(data: Bytes, dtype: torch.dtype) -> Tensor:
-    """A copy of `data`, which may be mapped from a file, as [n] numbers of `dtype`."""
-    return torch.from_numpy(np.array(data, dtype=np.uint8)).view(dtype)
+def numbers_of(data: Bytes, dtype: torch.dtype) -> Tensor:
+    """`data` as [n] numbers of `dtype`, to be read only: the same memory, which may be mapped from a file."""
+    return torch.from_numpy(data).view(dtype)

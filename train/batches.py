@@ -7,10 +7,7 @@ of its global batch, so the same conversations make a step whatever the number o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +16,6 @@ from eagle3.errors import ConfigError, DataError
 from eagle3.ttt import PackedBatch
 from train.config import TrainConfig
 from train.job import SampleSource, TrainSample
-
-T = TypeVar("T")
 
 
 def epoch_order(seed: int, epoch: int, samples: int) -> np.ndarray:
@@ -99,26 +94,5 @@ def pack(samples: list[TrainSample], device: torch.device | None = None) -> Pack
 
 
 def read_micro_batches(source: SampleSource, groups: list[list[int]]) -> list[PackedBatch]:
-    """Read and pack groups of samples (CPU tensors)."""
+    """Read and pack groups of samples (CPU tensors), one after another: what `train.loader` does ahead and in place."""
     return [pack([source.get(i) for i in group]) for group in groups]
-
-
-class Ahead(Generic[T]):
-    """Computes `make(i + 1)` in a thread while the caller works on `make(i)`."""
-
-    def __init__(self, make: Callable[[int], T], stop: int) -> None:
-        self._make, self._stop = make, stop
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-        self._next: tuple[int, Future[T]] | None = None
-
-    def get(self, index: int) -> T:
-        """Return `make(index)` and start on the next one; its exceptions are raised here."""
-        expected = self._next is not None and self._next[0] == index
-        future = self._next[1] if expected and self._next else self._pool.submit(self._make, index)
-        value = future.result()
-        self._next = (index + 1, self._pool.submit(self._make, index + 1)) if index + 1 < self._stop else None
-        return value
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._pool.shutdown(wait=True, cancel_futures=True)

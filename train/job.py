@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from eagle3.atomic import read_json, write_json
 from eagle3.errors import ConfigError
 from train.config import ObjectiveConfig, TrackConfig, TrainConfig
+from train.decoders import Decoders
 
 # Settings of TrainConfig that change neither the weights nor the loss curve; all others belong to the identity.
 # A ZeRO stage that is chosen (-1) and an offloaded optimizer enter the identity as what they come to (`Loop`).
@@ -63,11 +65,25 @@ class SourceFiles:
 class TrainSample(Protocol):
     """One conversation, already shifted: row t predicts the token after `token_ids[t]`."""
 
-    record_id: str
-    features: Tensor  # [N, A*H] aux states
-    token_ids: Tensor  # [N] int64
-    teacher: Tensor  # [N, H] teacher states
-    loss_mask: Tensor  # [N] bool
+    @property
+    def record_id(self) -> str:
+        """The conversation's name."""
+
+    @property
+    def features(self) -> Tensor:
+        """[N, A*H] aux states."""
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[N] int64."""
+
+    @property
+    def teacher(self) -> Tensor:
+        """[N, H] teacher states."""
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """[N] bool."""
 
 
 @dataclass(frozen=True)

@@ -18,24 +18,28 @@ from torch import Tensor
 from eagle3.atomic import replacing, write_json
 from eagle3.errors import RedraftError
 from eagle3.ttt import PackedBatch
-from train.batches import Ahead, StepPlan, read_micro_batches
+from train.batches import StepPlan
 from train.engine import build_engine, gathered_state, gradient_norm, model_dtype, set_learning_rate
 from train.figures import figures
 from train.fit import memory_limit, memory_settings, with_stage
 from train.job import SampleSource, TrainJob, TrainResult, resolve
+from train.loader import Loader, Split, Step
 from train.losses import step_weights, supervised_counts
 from train.metrics import read_metrics
 from train.model import Trainee, TrainParts
 from train.noise import with_noise
+from train.objective import Objective
 from train.progress import TrainProgress
 from train.resume import find_checkpoint, load_checkpoint, recorded, save_checkpoint
 from train.schedule import learning_rate
 from train.stop import StopRequest, listening
 from train.track import Tracker
-from train.validate import validate
+from train.validate import shares, validate
+from train.waits import Waits
 from train.world import World
 
 PAUSED = "paused.json"  # the result of a call that ended before the last step
+ADVICE_AFTER = 50  # steps; a slow loader is told of then, and not only at the end
 
 
 class Loop:
@@ -58,7 +62,9 @@ class Loop:
         self.end = min(job.stop_at or self.plan.total_steps, self.plan.total_steps)
         self.factors = self.cfg.step_factors()
         self.done = 0
+        self.shares = shares(len(self.held_out), self.plan.micro, world) if self.held_out else []
         self.last: dict[str, dict[str, Any]] = {"train": {}, "val": {}}
+        self.waits, self.advised = Waits(), False
 
     def run(self) -> TrainResult:
         """Train from the newest whole checkpoint (or from scratch) to the last step and write the weights.
@@ -80,7 +86,7 @@ class Loop:
             self.done = checkpoint.step
         resumed_from, started = self.done, time.monotonic()
         console = Console() if self.world.first else None
-        self.tracker = self._tracker()
+        self.tracker, self.loader = self._tracker(), self._loader()
         with TrainProgress(self.done, self.plan.total_steps, console) as self.progress, listening() as stop:
             for note in notes:
                 self.progress.say(f"train: {note}")
@@ -118,8 +124,8 @@ class Loop:
 
     def _build(self, parts: TrainParts) -> None:
         dtype = model_dtype(self.cfg.dtype, self.world.device)
-        recompute = self.cfg.activation_checkpointing == "step"
-        self.module = Trainee(parts, self.world.device, dtype, self.cfg.head_chunk, recompute)
+        recompute, objective = self.cfg.activation_checkpointing == "step", Objective.of(self.cfg.objective)
+        self.module = Trainee(parts, self.world.device, dtype, self.cfg.head_chunk, recompute, objective)
         self.engine = build_engine(self.module, self.cfg, self.world, self.plan.micro, self.plan.accumulation)
 
     def _tracker(self) -> Tracker | None:
@@ -128,51 +134,56 @@ class Loop:
         settings = {**self.identity, "processes": self.world.size, "total_steps": self.plan.total_steps}
         return Tracker(self.folder, self.job.track, self.job.name, settings, self.done)
 
+    def _loader(self) -> Loader:
+        """What this process reads from here on: its part of the steps, then of the validation split."""
+        splits = [Split(self.samples, self.plan.micro_batches, range(self.done, self.end))]
+        if self.held_out:
+            # A process without a share still runs a forward pass: under ZeRO-3 the others need its weights.
+            splits.append(Split(self.held_out, lambda i: [self.shares[i] or [0]], range(len(self.shares))))
+        return Loader(self.cfg, self.world.device, splits)
+
     def _close(self, exit_code: int) -> None:
+        self.loader.close()
         if self.tracker is not None:
             self.tracker.close(exit_code)
         self.engine.destroy()
 
     def _steps(self, stop: StopRequest) -> None:
         total = self.plan.total_steps
-        ahead = Ahead(lambda s: read_micro_batches(self.samples, self.plan.micro_batches(s)), self.end)
-        try:
-            while self.done < self.end:
-                asked = self._step(ahead.get(self.done), stop)
-                last = self.done == total
-                if self.cfg.val_every and self.done % self.cfg.val_every == 0 and not last:
-                    self._validate()
-                if self.done % self.cfg.save_every == 0 or ((asked or self.done == self.end) and not last):
-                    self._save()
-                if asked and not last:
-                    raise RedraftError(
-                        "training was asked to stop",
-                        why=f"step {self.done} of {total} is saved",
-                        mend="run the same command again to go on",
-                    )
-        finally:
-            ahead.close()
+        for step in self.loader.stream(0):
+            asked = self._step(step, stop)
+            last = self.done == total
+            if self.cfg.val_every and self.done % self.cfg.val_every == 0 and not last:
+                self._validate()
+            if self.done % self.cfg.save_every == 0 or ((asked or self.done == self.end) and not last):
+                self._save()
+            if asked and not last:
+                raise RedraftError(
+                    "training was asked to stop",
+                    why=f"step {self.done} of {total} is saved",
+                    mend="run the same command again to go on",
+                )
+        self._advise()
 
-    def _step(self, micro_batches: list[PackedBatch], stop: StopRequest) -> bool:
+    def _step(self, step: Step, stop: StopRequest) -> bool:
         """One optimizer step; returns whether any process was asked to stop."""
         started, k = time.monotonic(), self.cfg.ttt_steps
         rate = self._learning_rate(self.done)
         set_learning_rate(self.engine, rate)
-        rows = sum(batch.rows for batch in micro_batches)
-        head = torch.stack([supervised_counts(batch, k) for batch in micro_batches]).sum(0)  # [K]
-        head = self.world.sum(torch.cat((head, torch.tensor([rows, int(stop.asked)]))))  # [K + 2] int64
+        head = torch.stack([supervised_counts(batch, k) for batch in step.outlines()]).sum(0)  # [K]
+        head = self.world.sum(torch.cat((head, torch.tensor([step.rows, int(stop.asked)]))))  # [K + 2] int64
         # The engine divides by micro-batches and processes; the loss is normalized by the global counts alone.
         weights = step_weights(head[:k], 1.0) * torch.tensor(self.factors, dtype=torch.float64)
         weights *= self.plan.accumulation * self.world.size
         stats, norm = torch.zeros(4, k, dtype=torch.float64), None
-        for number, batch in enumerate(micro_batches, 1):
+        for number, batch in enumerate(step, 1):
             batch = self._noisy(batch, number - 1)
             loss, part = self.engine(
                 batch.features, batch.token_ids, batch.teacher, batch.loss_mask, batch.doc_lengths, weights
             )
             self.engine.backward(loss)
             stats += part.cpu()
-            if number == len(micro_batches):
+            if number == self.plan.accumulation:
                 stats = self.world.sum(stats)
                 self._check_finite("loss", stats[0].sum().item())
                 norm = gradient_norm(self.engine, self.module)
@@ -181,7 +192,8 @@ class Loop:
         norm = float(self.engine.get_global_grad_norm()) if norm is None else norm
         self._check_finite("gradient norm", norm)
         self.done += 1
-        self._record(figures(stats, self.factors), rate, norm, int(head[k]), time.monotonic() - started)
+        waited = -self.world.least(-round(step.waited * 1e6)) / 1e6  # whoever waits longest has all others wait
+        self._record(figures(stats, self.factors), rate, norm, int(head[k]), time.monotonic() - started, waited)
         return bool(head[k + 1])
 
     def _noisy(self, batch: PackedBatch, micro: int) -> PackedBatch:
@@ -212,24 +224,28 @@ class Loop:
             mend="check those records' hidden states, or lower train.lr; the newest checkpoint is kept",
         )
 
-    def _record(self, row: dict[str, Any], rate: float, norm: float, rows: int, seconds: float) -> None:
+    def _record(self, row: dict[str, Any], rate: float, norm: float, rows: int, seconds: float, waited: float) -> None:
         row = {"kind": "train", "step": self.done, "epoch": self.plan.epoch(self.done), **row}
         row.update(lr=rate, grad_norm=norm, tokens=rows)
         self.last["train"] = row
-        self.progress.step(self.done, row, rows, seconds)
+        self.waits.add(seconds, waited)
+        self.progress.step(self.done, row, rows, seconds, self.waits.share)
+        if self.waits.steps == ADVICE_AFTER:
+            self._advise()
         if self.tracker is not None and (self.done % self.cfg.log_every == 0 or self.done == self.plan.total_steps):
-            self.tracker.write({**row, "seconds": seconds})
+            self.tracker.write({**row, "seconds": seconds, "data_wait": waited})
+
+    def _advise(self) -> None:
+        """Say once whether training waits for its data, and what helps."""
+        line = "" if self.advised else self.waits.advice(self.loader.decoders.spent, self.loader.workers, self.cfg)
+        if line:
+            self.advised = True
+            self.progress.say(f"train: {line}")
 
     def _validate(self) -> None:
         if not self.held_out:
             return
-        row = validate(
-            self.engine,
-            self.held_out,
-            micro=self.plan.micro,
-            factors=self.factors,
-            world=self.world,
-        )
+        row = validate(self.engine, self.loader.stream(1), self.shares, factors=self.factors, world=self.world)
         self.last["val"] = {"kind": "val", "step": self.done, **row}
         if self.tracker is not None:
             self.tracker.write(self.last["val"])

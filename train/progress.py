@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from train.waits import ALLOWED
+
 LINE_EVERY = 30.0  # seconds between lines where there is no terminal
 
 
@@ -47,13 +49,14 @@ class TrainProgress:
         if self._bar:
             self._bar.stop()
 
-    def step(self, done: int, row: dict[str, Any], rows: int, seconds: float) -> None:
-        """Show that `done` steps are done, the last of `rows` positions in `seconds`."""
+    def step(self, done: int, row: dict[str, Any], rows: int, seconds: float, waiting: float = 0.0) -> None:
+        """Show that `done` steps are done, the last of `rows` positions in `seconds`; `waiting`: for data, a share."""
         self._rows, self._seconds = self._rows + rows, self._seconds + seconds
         if self.console is None:
             return
         rate = self._rows / max(self._seconds, 1e-9)
         note = f"loss {row['loss']:.4f}  acc {row['acc'][0]:.1%}  {rate:,.0f} tokens/s"
+        note += f"  waiting for data {waiting:.0%}" if waiting > ALLOWED else ""
         if self._bar:
             self._bar.update(self._task, completed=done, note=note)
         elif time.monotonic() - self._last_line > LINE_EVERY or done == self.total:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from eagle3.ttt import PackedBatch
-from train.batches import pack
 from train.figures import figures
-from train.job import SampleSource
+from train.loader import Step
 from train.world import World
 
 
-def _shares(count: int, micro: int, world: World) -> list[list[int]]:
+def shares(count: int, micro: int, world: World) -> list[list[int]]:
     """Micro-batches of this process. All processes get as many: the short ones end with empty lists."""
     whole = [list(range(i, min(i + micro, count))) for i in range(0, count, micro)]
     rounds = -(-len(whole) // world.size)
@@ -23,19 +20,15 @@ def _shares(count: int, micro: int, world: World) -> list[list[int]]:
     return mine + [[]] * (rounds - len(mine))
 
 
-def _unsupervised(batch: PackedBatch) -> PackedBatch:
-    return dataclasses.replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-
-
 def validate(
-    engine: Any, source: SampleSource, *, micro: int, factors: Sequence[float], world: World
+    engine: Any, data: Iterable[Step], share: Sequence[Sequence[int]], *, factors: Sequence[float], world: World
 ) -> dict[str, Any]:
     """Figures over the whole validation split (see `train.figures.figures`). Every process must call it.
 
     Args:
         engine: DeepSpeed engine around `Trainee`.
-        source: the validation split, not empty.
-        micro: conversations per forward pass.
+        data: this process's micro-batches of the validation split, one a step.
+        share: `shares` of this process; what is read in place of an empty one does not count.
         factors: `[K]` weight of each step in the loss.
     """
     steps = len(factors)
@@ -43,12 +36,10 @@ def validate(
     total = torch.zeros(4, steps, dtype=torch.float64)
     engine.eval()
     with torch.no_grad():
-        for group in _shares(len(source), micro, world):
-            # A process without a share still runs a forward pass: under ZeRO-3 the others need its weights.
-            batch = pack([source.get(i) for i in group]) if group else _unsupervised(pack([source.get(0)]))
-            _, stats = engine(
-                batch.features, batch.token_ids, batch.teacher, batch.loss_mask, batch.doc_lengths, weights
-            )
-            total += stats.cpu()
+        for step, group in zip(data, share, strict=True):
+            for batch in step:
+                mask = batch.loss_mask if group else torch.zeros_like(batch.loss_mask)
+                _, stats = engine(batch.features, batch.token_ids, batch.teacher, mask, batch.doc_lengths, weights)
+                total += stats.cpu()
     engine.train()
     return figures(world.sum(total), factors)

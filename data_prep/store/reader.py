@@ -12,7 +12,7 @@ from data_prep.store.manifest import StoreManifest, refuse_difference
 from data_prep.store.seal import check_seal, is_sealed
 from eagle3.errors import IntegrityError, RedraftError, WiringError
 from eagle3.place import Place, store_place
-from eagle3.shard_file import MEND, Entry, Shard, ShardFile, check_shards, find_shards
+from eagle3.shard_file import MEND, Entry, Shard, ShardFile, StatePlace, check_shards, find_shards
 from eagle3.wiring import Wiring
 
 
@@ -115,13 +115,21 @@ class Store:
 
     def tokens(self, index: int) -> torch.Tensor:
         """`input_ids` [T] int64 of a record, without reading its states."""
-        file, place = self._open(index)
-        return file.tokens(place)[0]
+        return self.tokens_and_mask(index)[0]
 
     def masks(self, index: int) -> torch.Tensor:
         """`loss_mask` [T] bool of a record, without reading its states."""
+        return self.tokens_and_mask(index)[1]
+
+    def tokens_and_mask(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both, read at once."""
         file, place = self._open(index)
-        return file.tokens(place)[1]
+        return file.tokens(place)
+
+    def place(self, index: int, name: str) -> StatePlace:
+        """Where a record's state `name` (a site, or `final`) lies, for `eagle3.state_read`."""
+        file, place = self._open(index)
+        return file.place(place, name)
 
     def __getitem__(self, index: int) -> CapturedSample:
         """Read one record, whatever the codec; its tensors are copies, independent of the file.

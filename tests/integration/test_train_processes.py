@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_toy import toy_job, worker_environment
+from train_toy import TIMES, toy_job, worker_environment
 
 from eagle3.errors import RedraftError
 from train.launch import run_training
@@ -22,7 +22,7 @@ from train.metrics import read_metrics
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_metrics(folder / "metrics.jsonl")]
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(folder / "metrics.jsonl")]
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_toy import VD, build_parts, open_source, toy_job
+from train_toy import TIMES, VD, build_parts, open_source, toy_job
 
 from eagle3.errors import ConfigError, RedraftError
 from train.batches import StepPlan, pack, read_micro_batches
@@ -26,7 +26,7 @@ STAGES = [(0, "float32"), (1, "bfloat16"), (2, "float32"), (3, "float32")]
 
 def curve(folder: Path) -> list[dict[str, Any]]:
     """Metrics rows without the one field that is wall time."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_metrics(folder / "metrics.jsonl")]
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(folder / "metrics.jsonl")]
 
 
 def assert_same_run(one: Path, other: Path) -> None:

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from eagle3.draft import DraftShape, Eagle3Draft
 from train.config import TrackConfig, TrainConfig
-from train.job import TrainJob
+from train.decoders import Decoders
+from train.job import RowShape, SourceFiles, TrainJob
 from train.losses import TeacherHead
 from train.model import TrainParts
 
 H, V, VD, AUX = 16, 40, 24, 3
+TIMES = ("seconds", "data_wait")  # fields of a metrics row that no two runs share
 SHAPE = DraftShape(
     hidden_size=H,
     intermediate_size=24,
@@ -60,6 +62,7 @@ class Source:
         self.count, self.seed, self.poison, self.wait = count, seed, poison, wait
         self.fail_after, self.term_after, self.reads = fail_after, term_after, 0
         self.lengths = [4 + (i * 5) % 9 for i in range(count)]
+        self.row, self.files = RowShape(AUX * H, H, torch.float32), SourceFiles()
 
     def __len__(self) -> int:
         return self.count
@@ -80,6 +83,23 @@ class Source:
         mask = torch.rand(n, generator=gen) < 0.3 + 0.07 * (index % 10)
         teacher = torch.randn(n, H, generator=gen) + features[:, :H].nan_to_num()
         return Sample(f"r{index}", features, tokens, teacher, mask)
+
+    def tokens(self, index: int) -> tuple[Tensor, Tensor]:
+        """Tokens and mask of sample `index`; trouble befalls its states only."""
+        calm = Source(self.count, self.seed).get(index)
+        return calm.token_ids, calm.loss_mask
+
+    def fill(self, index: int, features: Tensor, teacher: Tensor, decoders: Decoders) -> None:
+        """States of sample `index`."""
+        sample = self.get(index)
+        features.copy_(sample.features)
+        teacher.copy_(sample.teacher)
+
+    def advise(self, index: int) -> None:
+        """There is no disk."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def open_source(split: str, *, count: int = 24, **trouble: Any) -> Source:

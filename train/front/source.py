@@ -1,18 +1,47 @@
-"""Training samples for the training loop: prepared records, their stored states, standardized by name."""
+"""Training samples for the training loop: prepared records, their stored states, standardized by name.
+
+`StoreSource.get` is the plain way, through `standardize`; `tokens` and `fill` give the same rows in place.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
 import torch
+from datasets import Dataset
 
 from data_prep.prepare import load_prepared
-from data_prep.standardize import TrainingSample, standardize
+from data_prep.standardize import FIRST_TAUGHT, TrainingSample, check_length, embedded, shifted, standardize
 from data_prep.store import Store
 from eagle3.errors import DataError, IntegrityError
+from eagle3.shard_file import StatePlace
+from eagle3.state_read import StateReader
 from eagle3.target_weights import TargetWeights
 from eagle3.wiring import EMBEDDING, Wiring
+from train.decoders import Decoders, Want
+from train.job import RowShape, SourceFiles
+
+
+class Prepared:
+    """The records of one split and their tokens, left in the files they are mapped from.
+
+    Args:
+        rows: what `load_prepared` gives.
+    """
+
+    def __init__(self, rows: Dataset) -> None:
+        self.record_ids = [str(name) for name in rows["record_id"]]
+        self._tokens = rows.select_columns(["input_ids"]).with_format("arrow")
+        blocks = self._tokens.iter(4096)
+        self.lengths = [n for block in blocks for n in pc.list_value_length(block["input_ids"]).to_pylist()]
+
+    def tokens(self, index: int) -> np.ndarray:
+        """`input_ids` [T] int32 of a record."""
+        found: np.ndarray = self._tokens[index]["input_ids"][0].values.to_numpy()
+        return found
 
 
 class StoreSource:
@@ -20,7 +49,7 @@ class StoreSource:
 
     Args:
         store: an opened store whose wiring, target and tokenizer were checked.
-        records: record id -> token ids the prepared data has now.
+        prepared: the records, and the tokens they have now.
         wiring: what the draft is trained on.
         embedding: the target's `[V, H]` embedding, needed when the wiring names it.
         partial: the store holds some of the records only, as in rounds; the others cannot be read.
@@ -32,31 +61,35 @@ class StoreSource:
     def __init__(
         self,
         store: Store,
-        records: dict[str, list[int]],
+        prepared: Prepared,
         wiring: Wiring,
         embedding: torch.Tensor | None,
         partial: bool = False,
     ) -> None:
         positions = {record_id: index for index, record_id in enumerate(store.record_ids)}
-        missing = [record_id for record_id in records if record_id not in positions]
+        self.record_ids = prepared.record_ids
+        missing = [record_id for record_id in self.record_ids if record_id not in positions]
         if missing and not partial:
             raise DataError(
                 "prepared records have no hidden states",
                 where=str(store.path),
-                why=f"{len(missing)} of {len(records)} are missing, first {missing[0]!r}",
+                why=f"{len(missing)} of {len(self.record_ids)} are missing, first {missing[0]!r}",
                 mend="run the extract stage",
             )
-        self.store, self.records, self.wiring, self.embedding = store, records, wiring, embedding
-        self.record_ids = list(records)
+        self.store, self.prepared, self.wiring, self.embedding = store, prepared, wiring, embedding
         self.positions = [positions.get(record_id, -1) for record_id in self.record_ids]
+        self.lengths = [tokens - 1 for tokens in prepared.lengths]  # rows: one fewer than tokens
+        width = wiring.hidden_size
+        self.row = RowShape(len(wiring.aux) * width, width, getattr(torch, store.manifest.dtype))
+        self.files = SourceFiles(
+            encoded=store.manifest.codec != "raw",
+            remote=not isinstance(store.path, Path),
+            bytes=sum(shard.bytes for shard in store.shards),
+        )
+        self._advice = StateReader()
 
     def __len__(self) -> int:
         return len(self.positions)
-
-    @property
-    def lengths(self) -> list[int]:
-        """Rows of each sample: one fewer than its tokens."""
-        return [len(self.records[record_id]) - 1 for record_id in self.record_ids]
 
     def get(self, index: int) -> TrainingSample:
         """Read and standardize one sample.
@@ -65,19 +98,64 @@ class StoreSource:
             DataError: the store does not hold it.
             IntegrityError: the stored tokens are not the prepared ones.
         """
+        captured = self.store[self._position(index)]
+        self._check_tokens(index, captured.input_ids)
+        return standardize(captured, self.wiring, self.embedding)
+
+    def _position(self, index: int) -> int:
         if self.positions[index] < 0:
             where = f"{self.store.path}, record {self.record_ids[index]!r}"
             raise DataError("a record's hidden states are not there", where=where, mend="run the extract stage")
-        captured = self.store[self.positions[index]]
-        expected = self.records[self.record_ids[index]]
-        if captured.input_ids.tolist() != list(expected):
+        return self.positions[index]
+
+    def _check_tokens(self, index: int, input_ids: torch.Tensor) -> None:
+        if not np.array_equal(input_ids.numpy(), self.prepared.tokens(index)):
             raise IntegrityError(
                 "the store holds another text under this record's name",
-                where=f"{self.store.path}, record {captured.record_id!r}",
+                where=f"{self.store.path}, record {self.record_ids[index]!r}",
                 why="its tokens are not the prepared ones",
                 mend="delete the store, or set paths.store to a new folder, and run the extract stage",
             )
-        return standardize(captured, self.wiring, self.embedding)
+
+    def tokens(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`token_ids` [N] int64 and `loss_mask` [N] bool of one sample; raises as `get` does."""
+        input_ids, loss_mask = self.store.tokens_and_mask(self._position(index))
+        self._check_tokens(index, input_ids)
+        check_length(self.record_ids[index], len(input_ids))
+        return shifted(input_ids, loss_mask)
+
+    def advise(self, index: int) -> None:
+        """Have the disk begin to read a sample's states."""
+        if not self.files.remote and self.positions[index] >= 0:
+            self._advice.advise([place for place, *_ in self._wants(index)])
+
+    def _wants(self, index: int) -> list[tuple[StatePlace, int | None, int]]:
+        """A sample's stored states: where each lies, its slot among the features (None: teacher), its first row."""
+        names = [(site.name, slot) for slot, site in enumerate(self.wiring.aux) if site != EMBEDDING]
+        wanted = [*((name, slot, 0) for name, slot in names), ("final", None, FIRST_TAUGHT)]
+        position = self._position(index)
+        return [(self.store.place(position, name), slot, first) for name, slot, first in wanted]
+
+    def fill(self, index: int, features: torch.Tensor, teacher: torch.Tensor, decoders: Decoders) -> None:
+        """Write the states of one sample, `features` [N, A*H] and `teacher` [N, H], each state straight to its place.
+
+        Raises:
+            WiringError, IntegrityError: as `get`.
+        """
+        slots = features.unflatten(1, (len(self.wiring.aux), self.wiring.hidden_size))  # [N, A, H]
+        wants: list[Want] = [
+            (place, teacher if slot is None else slots[:, slot], first) for place, slot, first in self._wants(index)
+        ]
+        decoders.read(wants)
+        if EMBEDDING in self.wiring.aux:
+            assert self.embedding is not None
+            input_ids = torch.from_numpy(self.prepared.tokens(index).astype(np.int64))
+            rows = embedded(self.record_ids[index], input_ids, self.embedding)[:-1]
+            slots[:, self.wiring.aux.index(EMBEDDING)] = rows
+
+    def close(self) -> None:
+        """Close the files that `advise` has opened."""
+        self._advice.close()
 
 
 def open_source(
@@ -102,7 +180,6 @@ def open_source(
         accept_other_wiring=accept_other_wiring,
         unfinished=partial,
     )
-    rows = load_prepared(Path(prepared), split)
-    records = dict(zip(rows["record_id"], rows["input_ids"], strict=True))
+    records = Prepared(load_prepared(Path(prepared), split))
     embedding = TargetWeights(Path(target)).embedding() if EMBEDDING in wanted.aux else None
     return StoreSource(opened, records, wanted, embedding, partial)

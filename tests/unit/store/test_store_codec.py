@@ -23,7 +23,7 @@ from data_prep.capture.sample import CapturedSample
 from data_prep.store import Store, StoreManifest, StoreWriter
 from eagle3.errors import DataError, IntegrityError, RedraftError
 from eagle3.shard_file import Shard
-from eagle3.state_codec import ASIDE, BLOCK, CODECS, blocks, from_bytes, state_bytes
+from eagle3.state_codec import ASIDE, BLOCK, CODECS, blocks, numbers_of, state_bytes
 
 Maker = Callable[..., CapturedSample]
 DTYPES = ("bfloat16", "float16", "float32")
@@ -306,7 +306,7 @@ def test_what_is_read_does_not_change_with_the_file(
     kept = got.final.clone()
     got.final.add_(1.0)
     assert torch.equal(store[0].final, kept) and isinstance(store.shards[0], Shard)
-    assert from_bytes(np.zeros(4, np.uint8), torch.float32).tolist() == [0.0]
+    assert numbers_of(np.zeros(4, np.uint8), torch.float32).tolist() == [0.0]
 
 
 def test_the_benchmark_leaves_its_figures_and_no_shard(

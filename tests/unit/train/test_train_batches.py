@@ -1,8 +1,7 @@
-"""The order of the data, its split over processes, packing and reading ahead."""
+"""The order of the data, its split over processes, and packing."""
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3.errors import ConfigError, DataError
-from train.batches import Ahead, StepPlan, pack
+from train.batches import StepPlan, pack
 from train.config import TrainConfig
 
 
@@ -83,25 +82,3 @@ def test_packs_end_to_end_without_padding() -> None:
     assert batch.features.shape == (5, 6)
     with pytest.raises(DataError, match="record empty"):
         pack([sample(3), sample(0, "empty")])
-
-
-def test_reads_one_ahead_in_a_thread_and_raises_when_asked() -> None:
-    made: list[tuple[int, str]] = []
-    next_made = threading.Event()
-
-    def make(index: int) -> int:
-        made.append((index, threading.current_thread().name))
-        if index == 4:
-            next_made.set()
-        if index == 5:
-            raise DataError("broken record", where="record 5")
-        return index * index
-
-    ahead = Ahead(make, stop=6)
-    assert ahead.get(3) == 9
-    assert next_made.wait(10)  # made although not asked for
-    assert ahead.get(4) == 16
-    assert [index for index, _ in made][:2] == [3, 4] and all(name != "MainThread" for _, name in made)
-    with pytest.raises(DataError, match="record 5"):
-        ahead.get(5)
-    ahead.close()

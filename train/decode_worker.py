@@ -1,0 +1,59 @@
+"""One worker of the loader: `python -m train.decode_worker FD BYTES [--forget]`, started by `train.decoders`.
+
+Reads stored states into memory that it shares with the training process (`FD`, an anonymous file of `BYTES`). A line
+of JSON on stdin asks for the states of one record, a line on stdout answers. It ends when stdin does, so with the
+training process, however that ends; signals meant for a whole process group are left to the training process.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3.errors import RedraftError
+from eagle3.shard_file import StatePlace
+from eagle3.state_read import Spent, StateReader
+
+
+def main(arguments: list[str]) -> int:
+    """Answer until stdin ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
+    region = torch.frombuffer(mmap.mmap(int(arguments[0]), int(arguments[1])), dtype=torch.uint8)
+    reader = StateReader(forget="--forget" in arguments)
+    for line in sys.stdin.buffer:
+        print(json.dumps(answer(reader, region, json.loads(line))), file=answers, flush=True)
+    return 0
+
+
+def answer(reader: StateReader, region: Tensor, wants: list[dict[str, Any]]) -> dict[str, Any]:
+    """Read what is asked for; what was spent, or the error as its parts."""
+    reader.spent = Spent()
+    try:
+        for want in wants:
+            spans = tuple((begin, end) for begin, end in want["place"].pop("spans"))
+            place = StatePlace(spans=spans, **want["place"])
+            reader.read(place, rows_in(region, getattr(torch, place.dtype), want["rows"], want["at"]), want["first"])
+    except RedraftError as err:
+        return {"kind": type(err).__name__, "what": err.what, "where": err.where, "why": err.why, "mend": err.mend}
+    return {"spent": vars(reader.spent)}
+
+
+def rows_in(region: Tensor, dtype: torch.dtype, shape: list[int], at: int) -> Tensor:
+    """Rows [R, H] of `dtype` in shared memory: `shape` is R, H and the numbers from a row to the next, `at` a byte."""
+    rows, width, stride = shape
+    return region.view(dtype).as_strided((rows, width), (stride, 1), at // dtype.itemsize)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
