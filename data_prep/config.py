@@ -85,6 +85,9 @@ class CaptureConfig:
     device: str = "auto"  # hf: "auto", "cpu", "cuda"
     compute_dtype: str = "auto"  # hf: float32 on CPU, bfloat16 on GPU; sglang: the target's 16-bit type, or bfloat16
     batch_tokens: int = 4096  # padded tokens per forward pass
+    window_batches: int = 32  # full batches among whose records those of like length go together (docs/benchmarks.md)
+    writers: int = 2  # shards encoded and written at a time, while the next are captured
+    write_ahead_mib: int = 4096  # captured states that may wait to be written, in memory; two shards always may
     processes: int = 1  # workers on this machine, each with its share of the visible GPUs
     restarts: int = 2  # how often each of several workers is started again when it dies
     claims_dir: str = ""  # where workers claim work: a POSIX folder that all see; "" = in the store, or in run_dir
@@ -97,6 +100,8 @@ class CaptureConfig:
         backends = ("hf", "sglang", "sglang_http")
         require(self.backend in backends, "capture.backend", self.backend, " or ".join(backends))
         require(self.batch_tokens > 0, "capture.batch_tokens", self.batch_tokens, "a positive integer")
+        for name in ("window_batches", "writers", "write_ahead_mib"):
+            require(getattr(self, name) >= 1, f"capture.{name}", getattr(self, name), "a positive integer")
         dtypes = ("auto", "float32", "bfloat16", "float16")
         require(self.compute_dtype in dtypes, "capture.compute_dtype", self.compute_dtype, " or ".join(dtypes))
         require(self.processes >= 1, "capture.processes", self.processes, "a positive integer")

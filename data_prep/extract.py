@@ -7,39 +7,79 @@ slow loses to whoever published first. So no record is lost, and none is stored 
 
 Batches are planned over *all* records, whatever the store holds already. A record is therefore captured in the same
 company, and so with the same bits, whether the run was interrupted or not, and by however many workers.
+
+The target never waits for what follows it, as long as that keeps up: a batch is begun before the one before is copied
+out and checked (`Capture.begin`), and units are encoded and written by threads (`data_prep.behind`).
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
+import torch
 
-from data_prep.budget import check_space
+from data_prep.behind import Behind
+from data_prep.budget import check_space, state_bytes_per_token
 from data_prep.capture.sample import CapturedSample
 from data_prep.claims import Claims, Held, clear
+from data_prep.rows import Row, Rows
 from data_prep.store import StoreManifest
-from data_prep.store.shard import Entry, tokens_sha256
+from data_prep.store.encoders import Encoders
 from data_prep.store.shared import SharedStore
-from data_prep.units import Unit, plan_batches, plan_key, plan_units, plan_wanted, plan_windows
-from eagle3.errors import DataError, RedraftError
+from data_prep.units import WINDOW_BATCHES, Unit, plan_key, plan_units, plan_wanted, plan_windows, window_tokens
 from eagle3.place import Place
 
-__all__ = ["Capture", "Extracted", "Part", "Sharing", "extract", "plan_batches"]
+__all__ = ["Capture", "Extracted", "Part", "Sharing", "Writing", "begin", "extract"]
+
+TOKEN_BYTES = 9  # id and mask of a token in memory
+Finish = Callable[[], list[CapturedSample]]
 
 
 class Capture(Protocol):
-    """A capture backend: `data_prep.capture.hf.HFCapture` or another that gives the same samples."""
+    """A capture backend: `data_prep.capture.hf.HFCapture` or another that gives the same samples.
 
-    def run(self, batch: Sequence[Any]) -> list[CapturedSample]:
+    One that can have a batch under way while the one before is copied out has `begin(batch)` as well, which gives a
+    function that waits for the batch and returns its samples. Of two batches begun, the first is finished first, and
+    no third is begun before.
+    """
+
+    def run(self, batch: Sequence[Row]) -> list[CapturedSample]:
         """Capture (record_id, input_ids, loss_mask) triples, in order."""
         ...
+
+
+def begin(backend: Any, batch: Sequence[Row]) -> Finish:
+    """Begin a batch, or capture it at once where the backend knows no `begin`."""
+    if hasattr(backend, "begin"):
+        finish: Finish = backend.begin(batch)
+        return finish
+    samples = backend.run(batch)
+    return lambda: samples
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How captured states are written while the next are captured.
+
+    Args:
+        threads: shards written at a time.
+        ahead_mib: captured states that may wait to be written, in MiB; never less than two shards, of which one is
+            filled while the other is written.
+    """
+
+    threads: int = 2
+    ahead_mib: int = 4096
+
+    @property
+    def encoders(self) -> int:
+        """Threads that encode for all shards: half of the cores, for the other half feeds the target."""
+        return max(self.threads, min(16, (os.cpu_count() or 1) // 2))
 
 
 @dataclass(frozen=True)
@@ -96,9 +136,11 @@ def extract(
     shard_tokens: int,
     advance: Callable[[int], None] | None = None,
     *,
+    window_batches: int = WINDOW_BATCHES,
     orders: Sequence[Sequence[int]] | None = None,
     part: Part | None = None,
     sharing: Sharing | None = None,
+    writing: Writing | None = None,
 ) -> Extracted:
     """Capture every prepared record that the store does not hold yet, sharing the work with whoever calls this too.
 
@@ -108,41 +150,44 @@ def extract(
         store_path: the store's folder, made when absent.
         manifest: the store's identity.
         batch_tokens: padded tokens a forward pass.
-        shard_tokens: tokens a shard, which is also what a worker's death can cost.
+        shard_tokens: tokens a shard.
         advance: called with the tokens of records that are done, found or captured.
+        window_batches: full batches among whose records those of like length are put together (`data_prep.units`).
         orders: the records' indices in the order of their use, in groups that share no batch; None = as they stand.
         part: capture only these records, and leave the store unsealed; None = all.
         sharing: where claims are and how long they hold.
+        writing: threads and memory that writing may take.
 
     Raises:
         DataError: record ids repeat, or the store holds other records or other tokens under these ids.
         RedraftError: the store has another identity, the disk is full.
         IntegrityError: a finished shard of the store is damaged.
     """
-    record_ids, lengths = _catalogue(prepared)
+    rows = Rows(prepared)
+    width = window_tokens(batch_tokens, shard_tokens, window_batches)
     windows = [
         window
-        for order in (orders if orders is not None else [range(len(lengths))])
-        for window in plan_windows(lengths, order, batch_tokens, shard_tokens)
+        for order in (orders if orders is not None else [range(len(rows))])
+        for window in plan_windows(rows.lengths, order, batch_tokens, width)
     ]
     if part is None:
-        units = plan_units(windows)
+        units = plan_units(windows, rows.lengths, shard_tokens)
     else:
-        units = plan_wanted(windows, lengths, part.wanted, shard_tokens, f"{part.name}-u")
+        units = plan_wanted(windows, rows.lengths, part.wanted, shard_tokens, f"{part.name}-u")
     sharing = sharing or Sharing()
     store = SharedStore(store_path, manifest)
-    _check_done(prepared, record_ids, store.done, where=str(store_path))
-    folder = (sharing.claims or Path(str(store_path)) / "claims") / plan_key(units, record_ids)
-    worker = _Worker(prepared, record_ids, lengths, store, advance or (lambda _tokens: None))
+    rows.check_done(store.done, where=str(store_path))
+    folder = (sharing.claims or Path(str(store_path)) / "claims") / plan_key(units, rows.record_ids)
+    worker = _Worker(rows, store, advance or (lambda _tokens: None))
     left = worker.drop_done(units)
-    missing = sum(lengths[i] for unit in left for i in unit.records if record_ids[i] not in store.done)
+    missing = sum(rows.lengths[i] for unit in left for i in unit.records if rows.record_ids[i] not in store.done)
     if isinstance(store_path, Path):
         check_space(store_path, manifest.token_bytes * missing)
     others: tuple[Held, ...] = ()
     if left:
         store.open_to_growth()
-        others = worker.work(left, capture, folder, sharing)
-    complete = not others and (part is not None or store.finish(record_ids))
+        others = worker.work(left, capture, folder, sharing, writing or Writing())
+    complete = not others and (part is not None or store.finish(rows.record_ids))
     if complete:
         store.tidy()
         clear(folder)
@@ -150,43 +195,67 @@ def extract(
     return Extracted(worker.records, worker.tokens, asked - worker.records, complete, others)
 
 
-class _Worker:
-    """One worker's share: units captured one after the other, the last one written while the next is captured."""
+@dataclass
+class _Job:
+    """A claimed unit on its way.
 
-    def __init__(
-        self,
-        prepared: Any,
-        record_ids: Sequence[str],
-        lengths: Sequence[int],
-        store: SharedStore,
-        advance: Callable[[int], None],
-    ) -> None:
-        self.prepared, self.record_ids, self.lengths, self.store = prepared, record_ids, lengths, store
-        self.advance = advance
+    Args:
+        unit: the unit.
+        place: the ids of its records that the store lacks -> the shards they go to.
+        samples: shard -> what is captured so far.
+        left: batches not captured yet.
+        size: bytes reserved for it.
+    """
+
+    unit: Unit
+    place: dict[str, str]
+    samples: dict[str, list[CapturedSample]]
+    left: int
+    size: int = 0
+
+
+class _Worker:
+    """One worker's share: batch after batch is captured, unit after unit handed to the writers."""
+
+    def __init__(self, rows: Rows, store: SharedStore, advance: Callable[[int], None]) -> None:
+        self.rows, self.store, self.advance = rows, store, advance
         self.records = self.tokens = 0
+        self._guard = threading.Lock()
+        wiring, dtype = store.manifest.wiring, getattr(torch, store.manifest.dtype)
+        self.token_bytes = state_bytes_per_token(wiring, dtype.itemsize) + TOKEN_BYTES
         self._told: set[int] = set()  # records that `advance` was told of
 
     def drop_done(self, units: Sequence[Unit]) -> list[Unit]:
         """The units that are not all in the store; whatever is there is told to `advance`."""
         left = []
         for unit in units:
-            self._tell(i for i in unit.records if self.record_ids[i] in self.store.done)
-            if any(self.record_ids[i] not in self.store.done for i in unit.records):
+            self._tell(i for i in unit.records if not self._lacks(i))
+            if any(map(self._lacks, unit.records)):
                 left.append(unit)
         return left
 
     def work(
-        self, units: list[Unit], capture: Capture | Callable[[], Capture], folder: Path, sharing: Sharing
+        self,
+        units: list[Unit],
+        capture: Capture | Callable[[], Capture],
+        folder: Path,
+        sharing: Sharing,
+        writing: Writing,
     ) -> tuple[Held, ...]:
         """Work until every unit is published, or only others' are left and `sharing` says to leave; who holds those."""
         shards = {unit.name: list(unit.shards) for unit in units}
-        make = (lambda: capture) if hasattr(capture, "run") else capture
-        backend: Any = None
+        largest = max(sum(self.rows.lengths[i] for i in unit.records) for unit in units) * self.token_bytes
+        limit = max(writing.ahead_mib << 20, 2 * largest)
 
         def dead(unit: str) -> None:
             self.store.sweep(shards[unit])
 
-        with Claims(folder, sharing.timeout_s, dead) as claims, _Behind() as behind:
+        with (
+            Claims(folder, sharing.timeout_s, dead) as claims,
+            Encoders(writing.encoders) as encoders,
+            Behind(writing.threads, limit) as behind,
+        ):
+            flow = _Flow(capture, lambda job: self._hand_on(job, claims, behind, encoders))
             while True:
                 busy = False
                 for unit in units:
@@ -195,10 +264,9 @@ class _Worker:
                     if self._finished(unit):  # by an owner who published it before it gave it up
                         claims.release(unit.name)
                         continue
-                    backend, busy = backend or make(), True
-                    samples = self._capture(unit, backend)
-                    behind.settle()
-                    behind.start(lambda unit=unit, samples=samples: self._publish(unit, samples, claims))  # type: ignore[misc]
+                    busy = True
+                    self._capture(unit, flow, behind)
+                flow.end()
                 behind.settle()
                 units = self.drop_done(units)
                 if not units or (not busy and not sharing.wait):
@@ -206,108 +274,88 @@ class _Worker:
                 if not busy:
                     time.sleep(sharing.poll_s)
 
+    def _lacks(self, index: int) -> bool:
+        return self.rows.record_ids[index] not in self.store.done
+
     def _finished(self, unit: Unit) -> bool:
         """Whether the store holds all of a unit, as far as its shards' names tell."""
         self.store.refresh(unit.shards)
-        return all(self.record_ids[i] in self.store.done for i in unit.records)
+        return not any(map(self._lacks, unit.records))
 
-    def _capture(self, unit: Unit, backend: Capture) -> dict[str, list[CapturedSample]]:
-        """Shard name -> its samples; batches none of whose records is missing are not run."""
-        place = {i: name for name, members in unit.shards.items() for i in members}
-        missing = {self.record_ids[i]: i for i in place if self.record_ids[i] not in self.store.done}
-        samples: dict[str, list[CapturedSample]] = {name: [] for name in unit.shards}
-        for batch in unit.batches:
-            if not any(self.record_ids[i] in missing for i in batch):
-                continue
-            for sample in backend.run(_read(self.prepared, list(batch))):
-                index = missing.get(sample.record_id)
-                if index is not None:
-                    samples[place[index]].append(sample)
-            self._tell(i for i in batch if self.record_ids[i] in missing)
-        return {name: held for name, held in samples.items() if held}
+    def _capture(self, unit: Unit, flow: _Flow, behind: Behind) -> None:
+        """Begin the unit's batches one after the other, but for those none of whose records is missing."""
+        ids = self.rows.record_ids
+        place = {ids[i]: name for name, members in unit.shards.items() for i in members if self._lacks(i)}
+        batches = [batch for batch in unit.batches if any(ids[i] in place for i in batch)]
+        job = _Job(unit, place, {name: [] for name in unit.shards}, len(batches))
+        for batch in batches:
+            wanted = [i for i in batch if ids[i] in place]
+            size = sum(self.rows.lengths[i] for i in wanted) * self.token_bytes
+            behind.reserve(size)
+            job.size += size
+            flow.push(job, self.rows.read(batch))
+            self._tell(wanted)
 
-    def _publish(self, unit: Unit, samples: Mapping[str, Sequence[CapturedSample]], claims: Claims) -> None:
-        for name, held in samples.items():
-            self.store.publish(name, held)
-            self.records += len(held)
-            self.tokens += sum(sample.tokens for sample in held)
-        claims.release(unit.name)
+    def _hand_on(self, job: _Job, claims: Claims, behind: Behind, encoders: Encoders) -> None:
+        behind.start(lambda: self._publish(job, claims, encoders), job.size)
 
-    def _tell(self, indices: Iterator[int]) -> None:
+    def _publish(self, job: _Job, claims: Claims, encoders: Encoders) -> None:
+        for name in list(job.samples):
+            held = job.samples.pop(name)
+            if held:
+                self.store.publish(name, held, encoders)
+                self._count(len(held), sum(sample.tokens for sample in held))
+        claims.release(job.unit.name)
+
+    def _count(self, records: int, tokens: int) -> None:
+        with self._guard:
+            self.records += records
+            self.tokens += tokens
+
+    def _tell(self, indices: Iterable[int]) -> None:
         fresh = [i for i in indices if i not in self._told]
         self._told.update(fresh)
         if fresh:
-            self.advance(sum(self.lengths[i] for i in fresh))
+            self.advance(sum(self.rows.lengths[i] for i in fresh))
 
 
-class _Behind:
-    """One piece of work behind the caller's back; leaving the block waits for it."""
+class _Flow:
+    """Batches on their way through the backend: one is under way while the samples of the one before are taken.
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shard-writer")
-        self._pending: Future[None] | None = None
+    Args:
+        capture: the backend, or what makes it, which is called at the first batch.
+        hand_on: called with a job whose last batch is captured.
+    """
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Begin; the work before must be settled."""
-        self._pending = self._pool.submit(work)
+    def __init__(self, capture: Capture | Callable[[], Capture], hand_on: Callable[[_Job], None]) -> None:
+        self._make: Any = (lambda: capture) if hasattr(capture, "run") else capture
+        self._backend: Any = None
+        self._hand_on = hand_on
+        self._under_way: tuple[_Job, int, Finish] | None = None
 
-    def settle(self) -> None:
-        """Wait for the work; its exception is raised here."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+    def push(self, job: _Job, batch: list[Row]) -> None:
+        """Begin a batch of `job`, then finish the one before."""
+        self._backend = self._backend or self._make()
+        try:
+            finish = begin(self._backend, batch)
+        except BaseException:
+            self.end()  # what was captured before a failure is kept
+            raise
+        before, self._under_way = self._under_way, (job, len(batch), finish)
+        self._finish(before)
 
-    def __enter__(self) -> _Behind:
-        return self
+    def end(self) -> None:
+        """Finish what is under way."""
+        before, self._under_way = self._under_way, None
+        self._finish(before)
 
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(RedraftError):
-            self.settle()
-        self._pool.shutdown(wait=True)
-
-
-def _catalogue(prepared: Any) -> tuple[list[str], list[int]]:
-    """Record ids and lengths, without turning the tokens into Python lists."""
-    record_ids: list[str] = []
-    lengths: list[int] = []
-    for block in prepared.select_columns(["record_id", "input_ids"]).with_format("arrow").iter(4096):
-        record_ids += block["record_id"].to_pylist()
-        lengths += [len(ids) for ids in block["input_ids"]]
-    if len(set(record_ids)) != len(record_ids):
-        seen: set[str] = set()
-        double = next(r for r in record_ids if r in seen or seen.add(r))  # type: ignore[func-returns-value]
-        raise DataError("a record id stands twice", where=f"record {double}", mend="give each conversation its own id")
-    if not record_ids:
-        raise DataError("there is nothing to extract", why="the prepared set is empty", mend="check data.sources")
-    return record_ids, lengths
-
-
-def _read(prepared: Any, batch: list[int]) -> list[tuple[str, list[int], list[int]]]:
-    rows = prepared[batch]
-    return list(zip(rows["record_id"], rows["input_ids"], rows["loss_mask"], strict=True))
-
-
-def _check_done(prepared: Any, record_ids: list[str], done: dict[str, Entry], where: str) -> None:
-    """A record counts as done only if the store captured these very tokens under its id."""
-    if not done:
-        return
-    mend = "extract into another store folder, or delete this one to extract anew"
-    strange = sorted(set(done) - set(record_ids))
-    if strange:
-        raise DataError(
-            "the store holds records that the prepared data has not",
-            where=where,
-            why=f"{len(strange)} of them, first {strange[0]}",
-            mend=mend,
-        )
-    columns = prepared.select_columns(["record_id", "input_ids", "loss_mask"]).with_format("numpy")
-    for block in columns.iter(512):
-        for record_id, ids, mask in zip(block["record_id"], block["input_ids"], block["loss_mask"], strict=True):
-            entry = done.get(str(record_id))
-            if entry and entry.tokens_sha256 != tokens_sha256(np.asarray(ids), np.asarray(mask)):
-                raise DataError(
-                    "the store holds other tokens than the prepared data",
-                    where=f"{where}, record {record_id}",
-                    why="it was captured from another version of this record",
-                    mend=mend,
-                )
+    def _finish(self, under_way: tuple[_Job, int, Finish] | None) -> None:
+        if under_way is None:
+            return
+        job, size, finish = under_way
+        wanted = [sample for sample in finish() if sample.record_id in job.place]
+        for sample in wanted:
+            job.samples[job.place[sample.record_id]].append(sample if len(wanted) == size else sample.alone())
+        job.left -= 1
+        if not job.left:
+            self._hand_on(job)

@@ -6,13 +6,19 @@ layer, and its last entry is already normed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
+from data_prep.capture.finite import all_finite
+from data_prep.capture.rows_out import RowCopies, Streams
 from data_prep.capture.sample import CapturedSample
 from eagle3.errors import DataError, RedraftError, WiringError
 from eagle3.hf_decoder import Decoder, find_decoder
@@ -25,8 +31,9 @@ Record = tuple[str, Sequence[int] | torch.Tensor, Sequence[int] | torch.Tensor] 
 class HFCapture:
     """Runs the target's decoder over right-padded batches and keeps the states that the wiring names.
 
-    The language-model head is never called, so no logits are computed. Padding stands on the right of a causal
-    model: no real token can read it, and the attention mask says so again. Rows of padding are dropped before
+    The language-model head is never called, so no logits are computed, and without a teacher no layer above the
+    deepest site is run. Padding stands on the right of a causal model, where no real token can read it; so no
+    attention mask is given, which would cost the target its fast attention kernels. Rows of padding are dropped before
     anything leaves the device.
 
     Args:
@@ -36,6 +43,7 @@ class HFCapture:
         compute_dtype: `auto` (float32 on CPU, bfloat16 on GPU), `float32`, `bfloat16` or `float16`.
         out_dtype: dtype of the states handed over.
         trust_remote_code: run Python shipped in the target's folder.
+        teacher: keep the teacher's state too; without it samples have an empty `final` and fit no store.
 
     Raises:
         RedraftError: the target cannot be loaded whole.
@@ -50,20 +58,23 @@ class HFCapture:
         compute_dtype: str = "auto",
         out_dtype: torch.dtype = torch.bfloat16,
         trust_remote_code: bool = False,
+        teacher: bool = True,
     ) -> None:
         device = choose_device(device)
         model = load_target(path, device, choose_dtype(compute_dtype, device), trust_remote_code)
-        self._adopt(model, wiring, out_dtype)
+        self._adopt(model, wiring, out_dtype, teacher)
 
     @classmethod
-    def from_model(cls, model: nn.Module, wiring: Wiring, out_dtype: torch.dtype = torch.bfloat16) -> HFCapture:
+    def from_model(
+        cls, model: nn.Module, wiring: Wiring, out_dtype: torch.dtype = torch.bfloat16, teacher: bool = True
+    ) -> HFCapture:
         """Capture from a model that is already in memory."""
         capture = cls.__new__(cls)
-        capture._adopt(model, wiring, out_dtype)
+        capture._adopt(model, wiring, out_dtype, teacher)
         return capture
 
-    def _adopt(self, model: nn.Module, wiring: Wiring, out_dtype: torch.dtype) -> None:
-        self.wiring, self.out_dtype = wiring, out_dtype
+    def _adopt(self, model: nn.Module, wiring: Wiring, out_dtype: torch.dtype, teacher: bool) -> None:
+        self.wiring, self.out_dtype, self.teacher = wiring, out_dtype, teacher
         self.decoder: Decoder = find_decoder(model, wiring.num_layers)
         weight: torch.Tensor = self.decoder.embedding.weight  # type: ignore[assignment]  # [V, H]
         self.vocab_size, width = weight.shape
@@ -76,6 +87,7 @@ class HFCapture:
                 mend="correct target.hidden_size, or point target.path at the model the wiring is for",
             )
         self._embedding_checked = EMBEDDING not in wiring.aux
+        self._streams: Streams = {}
         self.info: dict[str, Any] = {
             "backend": "hf",
             "compute_dtype": str(weight.dtype).removeprefix("torch."),
@@ -92,26 +104,40 @@ class HFCapture:
             WiringError: the wiring uses the embedding, and this target changes it before layer 0.
             RedraftError: not enough memory, or states that are not finite.
         """
+        return self.begin(batch)()
+
+    def begin(self, batch: Sequence[Record]) -> Callable[[], list[CapturedSample]]:
+        """Put a batch on its way, as `run` does, and return what waits for it and gives its samples.
+
+        A GPU goes on with the next batch that is begun while the states of this one are copied out and checked.
+
+        Raises:
+            As `run`, but for states that are not finite, which the returned function finds.
+        """
         tokens = [self._tokens(*record) for record in batch]
-        input_ids, keep = _pad(tokens)  # [B, L] int64, [B, L] bool
-        taps = _Taps(self.decoder, self.wiring, keep, self.out_dtype, watch_embedding=not self._embedding_checked)
+        copies = RowCopies([ids.numel() for ids in tokens], self.out_dtype, self._streams)
+        taps = _Taps(self.decoder, self.wiring, copies, self.teacher, not self._embedding_checked)
+        input_ids = _pad(tokens)  # [B, L] int64
         try:
-            with torch.no_grad(), taps:
-                output = self.decoder.body(
-                    input_ids=input_ids.to(self.device), attention_mask=keep.to(self.device), use_cache=False
-                )
-                if self.wiring.teacher == "final_normed":
-                    taps.keep_final(output[0])
+            with torch.no_grad(), taps, contextlib.suppress(_DeepEnough):
+                output = self.decoder.body(input_ids=self._on_device(input_ids), use_cache=False)
+                if taps.teacher == "final_normed":
+                    taps.keep("final", output[0])
+            if taps.entering is not None:
+                self._check_embedding(taps.entering, torch.cat(tokens))
         except torch.cuda.OutOfMemoryError:
             raise RedraftError(
                 "out of GPU memory while capturing",
                 where=f"a batch of {input_ids.shape[0]} x {input_ids.shape[1]} tokens",
                 mend="lower capture.batch_tokens, or data.max_length when one conversation alone is too long",
             ) from None
-        if taps.entering is not None:
-            self._check_embedding(taps.entering, input_ids, keep)
-        states = taps.collect()
-        return self._split(batch, tokens, states)
+        states, wait = taps.states, copies.wait_for()
+
+        def finish() -> list[CapturedSample]:
+            wait()
+            return self._split(batch, tokens, states)
+
+        return finish
 
     def _tokens(self, record_id: str, input_ids: Any, loss_mask: Any) -> torch.Tensor:
         ids = torch.as_tensor(input_ids, dtype=torch.int64)  # [T]
@@ -131,9 +157,14 @@ class HFCapture:
             )
         return ids
 
-    def _check_embedding(self, entering: torch.Tensor, input_ids: torch.Tensor, keep: torch.Tensor) -> None:
+    def _on_device(self, input_ids: torch.Tensor) -> torch.Tensor:
+        if self.device.type != "cuda":
+            return input_ids.to(self.device)
+        return input_ids.pin_memory().to(self.device, non_blocking=True)  # a plain copy would wait for the batch before
+
+    def _check_embedding(self, entering: torch.Tensor, ids: torch.Tensor) -> None:
         table: torch.Tensor = self.decoder.embedding.weight  # type: ignore[assignment]
-        looked_up = table.detach()[input_ids[keep].to(table.device)]  # [N, H]
+        looked_up = table.detach()[ids.to(table.device)]  # [N, H]
         if not torch.equal(looked_up, entering.to(table.device)):
             raise WiringError(
                 "this target changes its embedding before layer 0",
@@ -147,91 +178,100 @@ class HFCapture:
         self, batch: Sequence[Record], tokens: list[torch.Tensor], states: dict[str, torch.Tensor]
     ) -> list[CapturedSample]:
         lengths = [ids.numel() for ids in tokens]
+        if not all(map(all_finite, states.values())):
+            self._refuse_infinite(batch, lengths, states)
         parts = {name: state.split(lengths) for name, state in states.items()}
+        nothing = torch.empty(0, self.wiring.hidden_size, dtype=self.out_dtype)
         samples = []
         for i, ((record_id, _, loss_mask), ids) in enumerate(zip(batch, tokens, strict=True)):
             named = {name: part[i] for name, part in parts.items()}
-            final = named.pop("final")
-            if not all(bool(state.isfinite().all()) for state in (*named.values(), final)):
-                raise RedraftError(
-                    "the target gave states that are not finite",
-                    where=f"record {record_id}",
-                    why=f"computed in {self.info['compute_dtype']}, kept in {self.out_dtype}",
-                    mend="set capture.compute_dtype=float32 or bfloat16, and check the target's weights",
-                )
+            final = named.pop("final", nothing)
             mask = torch.as_tensor(loss_mask).bool()
             samples.append(CapturedSample(record_id, ids, mask, named, final, self.wiring.teacher))
         return samples
 
+    def _refuse_infinite(
+        self, batch: Sequence[Record], lengths: list[int], states: dict[str, torch.Tensor]
+    ) -> NoReturn:
+        first = min(int((~state.isfinite()).any(1).nonzero()[0]) for state in states.values() if not all_finite(state))
+        ends = list(accumulate(lengths))
+        raise RedraftError(
+            "the target gave states that are not finite",
+            where=f"record {batch[bisect(ends, first)][0]}",
+            why=f"computed in {self.info['compute_dtype']}, kept in {self.out_dtype}",
+            mend="set capture.compute_dtype=float32 or bfloat16, and check the target's weights",
+        )
 
-def _pad(tokens: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-pad with token 0. Returns ids [B, L] int64 and keep [B, L] bool."""
-    length = max(ids.numel() for ids in tokens)
-    input_ids = torch.zeros(len(tokens), length, dtype=torch.int64)
-    keep = torch.zeros(len(tokens), length, dtype=torch.bool)
-    for row, ids in enumerate(tokens):
-        input_ids[row, : ids.numel()] = ids
-        keep[row, : ids.numel()] = True
-    return input_ids, keep
+
+def _pad(tokens: list[torch.Tensor]) -> torch.Tensor:
+    """Right-pad with token 0: [B, L] int64."""
+    return nn.utils.rnn.pad_sequence(tokens, batch_first=True)
+
+
+class _DeepEnough(Exception):
+    """Everything that is wanted was seen; unwinds the forward pass."""
 
 
 class _Taps:
-    """Forward hooks that copy the kept rows out as [N, H], N = real tokens of the batch, row by row."""
+    """Forward hooks that copy the real rows out.
+
+    Args:
+        decoder: where to hook.
+        wiring: its stored sites, and its teacher, are kept.
+        copies: takes the rows of the batch.
+        teacher: keep the teacher's state; if not, the pass ends at the deepest site.
+        watch_embedding: keep what enters layer 0 in `entering`, too.
+
+    Attributes:
+        states: name -> [N, H] on the CPU, N = tokens of the batch, record by record.
+        entering: [N, H] what entered layer 0, where the target computes.
+    """
 
     def __init__(
-        self, decoder: Decoder, wiring: Wiring, keep: torch.Tensor, dtype: torch.dtype, watch_embedding: bool
+        self, decoder: Decoder, wiring: Wiring, copies: RowCopies, teacher: bool, watch_embedding: bool
     ) -> None:
-        self.decoder, self.wiring, self.keep, self.dtype = decoder, wiring, keep, dtype
+        self.decoder, self.wiring, self.copies = decoder, wiring, copies
+        self.teacher = wiring.teacher if teacher else ""
         self.watch_embedding = watch_embedding
-        self.entering: torch.Tensor | None = None  # [N, H] what entered layer 0
+        self.entering: torch.Tensor | None = None
         self.states: dict[str, torch.Tensor] = {}
-        self.handles: list[Any] = []
+        self._handles: list[Any] = []
 
     def __enter__(self) -> _Taps:
-        for site in self.wiring.stored_sites:
-            self.handles.append(self._before(self.decoder.layers[site.layer], site.name))
+        sites = self.wiring.stored_sites
+        for site in sites:
+            self._before(site.layer, partial(self.keep, site.name))
         if self.watch_embedding:
-            self.handles.append(self._before(self.decoder.layers[0], "embedding"))
-        if self.wiring.teacher == "final":
-            last = self.decoder.layers[-1]
-            self.handles.append(last.register_forward_hook(lambda _m, _a, output: self.keep_final(_tensor(output))))
+            self._before(0, self._see_embedding)
+        if not self.teacher:
+            self._before(max((site.layer for site in sites), default=0), _stop)
+        elif self.teacher == "final":
+            self._handles.append(self.decoder.layers[-1].register_forward_hook(self._after_last))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in self.handles:
+        for handle in self._handles:
             handle.remove()
 
-    def _before(self, layer: nn.Module, name: str) -> Any:
+    def _before(self, layer: int, see: Callable[[torch.Tensor], None]) -> None:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            entering = args[0] if args else kwargs["hidden_states"]  # [B, L, H]
-            if name == "embedding":
-                self.entering = self._rows(entering).clone()
-            else:
-                self.states[name] = self._out(entering)
+            see(args[0] if args else kwargs["hidden_states"])  # [B, L, H]
 
-        return layer.register_forward_pre_hook(hook, with_kwargs=True)
+        self._handles.append(self.decoder.layers[layer].register_forward_pre_hook(hook, with_kwargs=True))
 
-    def keep_final(self, state: torch.Tensor) -> None:
-        self.states["final"] = self._out(state)
+    def _after_last(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        self.keep("final", _tensor(output))
 
-    def _rows(self, state: torch.Tensor) -> torch.Tensor:
-        if bool(self.keep.all()):
-            return state.reshape(-1, state.shape[-1])  # [N, H]
-        return state[self.keep.to(state.device)]  # [N, H]
+    def _see_embedding(self, state: torch.Tensor) -> None:
+        self.entering = self.copies.rows(state, state.dtype)
 
-    def _out(self, state: torch.Tensor) -> torch.Tensor:
-        rows = self._rows(state).to(self.dtype, copy=True)  # a copy: later layers may write in place
-        if rows.device.type == "cpu":
-            return rows
-        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-        return host.copy_(rows, non_blocking=True)  # overlaps with the layers that follow
+    def keep(self, name: str, state: torch.Tensor) -> None:
+        """Keep a state [B, L, H] under `name`."""
+        self.states[name] = self.copies.to_host(state)
 
-    def collect(self) -> dict[str, torch.Tensor]:
-        """The states, once the copies off the device are done."""
-        if torch.cuda.is_available():
-            for device in {p.device for p in self.decoder.layers.parameters() if p.device.type == "cuda"}:
-                torch.cuda.synchronize(device)
-        return self.states
+
+def _stop(_state: torch.Tensor) -> None:
+    raise _DeepEnough
 
 
 def _tensor(output: Any) -> torch.Tensor:

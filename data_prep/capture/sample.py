@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +17,7 @@ class CapturedSample:
         loss_mask: [T] bool, true on the tokens to be learnt (on the token itself, unshifted).
         sites: site name -> [T, H]; row t is the residual stream at that site after reading tokens 0..t.
             Holds the wiring's `stored_sites`: the embedding is looked up from `input_ids` instead.
-        final: [T, H], the teacher's state.
+        final: [T, H], the teacher's state; [0, H] where no teacher was asked for.
         teacher: what `final` is: `final` (before the target's final norm) or `final_normed`.
     """
 
@@ -32,3 +32,14 @@ class CapturedSample:
     def tokens(self) -> int:
         """Number of tokens T."""
         return int(self.input_ids.numel())
+
+    def alone(self) -> CapturedSample:
+        """The same in memory of its own: states are often views of their whole batch's, and keep all of that alive."""
+        sites = {name: state.clone() for name, state in self.sites.items()}
+        return replace(
+            self,
+            input_ids=self.input_ids.clone(),
+            loss_mask=self.loss_mask.clone(),
+            sites=sites,
+            final=self.final.clone(),
+        )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from data_prep.capture.finite import all_finite
 from data_prep.capture.sample import CapturedSample
 from eagle3.errors import DataError, RedraftError
 from eagle3.wiring import Wiring
@@ -137,7 +138,7 @@ def sample(
     # Copies, for the parts are views of a whole batch.
     sites = {name: part.to(out_dtype, copy=True).contiguous() for name, part in parts if name in stored}
     final = teacher.to(out_dtype, copy=True).contiguous()
-    if not all(bool(state.isfinite().all()) for state in (*sites.values(), final)):
+    if not all(map(all_finite, (*sites.values(), final))):
         raise RedraftError(
             "the target gave states that are not finite",
             where=f"record {one.record_id}",

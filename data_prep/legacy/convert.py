@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from data_prep.budget import check_space
+from data_prep.capture.finite import all_finite
 from data_prep.capture.hf import HFCapture
 from data_prep.capture.sample import CapturedSample
 from data_prep.legacy.formats import LegacyFile, LegacyRecord
@@ -220,7 +221,7 @@ class Converter:
     def _stored(self, record: LegacyRecord, name: str, state: Tensor) -> Tensor:
         """A copy in the store's dtype, free of the file's memory."""
         out = state.to(self.dtype, copy=True).contiguous()
-        if not bool(out.isfinite().all()):
+        if not all_finite(out):
             why = f"{name} does not fit into {self.dtype}"
             mend = "convert with --dtype bfloat16 or float32"
             raise DataError("states overflow the store's dtype", where=str(record.path), why=why, mend=mend)

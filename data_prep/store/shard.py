@@ -14,8 +14,9 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 
 from data_prep.capture.sample import CapturedSample
+from data_prep.store.encoders import Encoders
 from data_prep.store.manifest import StoreManifest
 from data_prep.store.seal import unseal
 from eagle3.atomic import write_json
@@ -35,7 +37,7 @@ from eagle3.state_codec import CODECS, ITEMSIZE, Bytes, Part, to_bytes
 __all__ = ["MEND", "Entry", "Shard", "publish", "remove_orphans", "supervised_count", "tokens_sha256", "write_shard"]
 
 ORPHAN_AGE = 24 * 3600.0  # seconds; between a data file and its sidecar lie milliseconds
-ENCODERS = 8  # records encoded at a time; the codecs release Python's lock
+ENCODERS = 8  # records encoded at a time, where the caller does not say
 _DATA_NAME = re.compile(r"shard-(?P<name>.+)\.[0-9a-f]{16}\.safetensors")
 
 
@@ -66,13 +68,18 @@ def write_shard(
 
 
 def publish(
-    store: Place, name: str, samples: Sequence[CapturedSample], sites: Sequence[str], manifest: StoreManifest
+    store: Place,
+    name: str,
+    samples: Sequence[CapturedSample],
+    sites: Sequence[str],
+    manifest: StoreManifest,
+    encoders: Encoders | None = None,
 ) -> Shard:
     """Write `samples` as shard `name`, unless another writer published it first; any number may try at once.
 
     The data file gets a name of its own; then the sidecar `shard-<name>.json` is created exclusively. The first writer
     wins: the others remove their data file. A crash in between leaves a data file that no sidecar names, which readers
-    ignore; see `remove_orphans`. A seal that does not know the shard is removed.
+    ignore; see `remove_orphans`. A seal that does not know the shard is removed. `encoders` may be others' too.
 
     Returns:
         The shard that is in the store now, the winner's: this writer's if `samples` are what it holds.
@@ -84,7 +91,7 @@ def publish(
     """
     path = store / f"shard-{name}.json"
     data_name = f"shard-{name}.{uuid.uuid4().hex[:16]}.safetensors"
-    shard = _write_data(path, data_name, samples, sites, manifest.dtype, manifest.codec)
+    shard = _write_data(path, data_name, samples, sites, manifest.dtype, manifest.codec, encoders)
     try:
         create(path, json.dumps(shard.to_dict(), indent=2, ensure_ascii=False) + "\n")
         winner = Shard.read(path)  # the sidecar decides, whatever the file system's answer was
@@ -182,7 +189,13 @@ class _DataFile:
 
 
 def _write_data(
-    path: Place, data_name: str, samples: Sequence[CapturedSample], sites: Sequence[str], dtype: str, codec: str
+    path: Place,
+    data_name: str,
+    samples: Sequence[CapturedSample],
+    sites: Sequence[str],
+    dtype: str,
+    codec: str,
+    encoders: Encoders | None = None,
 ) -> Shard:
     """Write the data file beside the sidecar `path`."""
     starts = list(accumulate((sample.tokens for sample in samples), initial=0))
@@ -192,11 +205,12 @@ def _write_data(
     with (
         writing(path.parent / data_name) as tmp,
         open(tmp, "wb") as handle,
-        ThreadPoolExecutor(min(ENCODERS, os.cpu_count() or 1)) as pool,
+        nullcontext(encoders) if encoders else Encoders(min(ENCODERS, os.cpu_count() or 1)) as pool,
     ):
         file = _DataFile(handle, _plan(names, dtype, width, codec), starts[-1])
         for name in names:
-            encoded = pool.map(lambda record, name=name: _encode(record.sample, name, codec), records)  # type: ignore[misc]
+            encode = partial(_encode, name=name, codec=codec)
+            encoded = map(encode, records) if codec == "raw" else pool.map(encode, records)  # raw: nothing to compute
             for record, pieces in zip(records, encoded, strict=True):
                 for part, piece in zip(parts, pieces, strict=True):
                     file.put(record, name + part.suffix, piece)
@@ -209,7 +223,8 @@ def _write_data(
     return Shard(path, file.room + file.size, file.room, sha, starts[-1], entries, data_name, codec, dtype, width)
 
 
-def _encode(sample: CapturedSample, name: str, codec: str) -> list[Bytes]:
+def _encode(record: _Record, name: str, codec: str) -> list[Bytes]:
+    sample = record.sample
     try:
         return CODECS[codec].encode(sample.final if name == "final" else sample.sites[name])
     except DataError as err:

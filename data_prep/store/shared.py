@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 
 from data_prep.capture.sample import CapturedSample
+from data_prep.store.encoders import Encoders
 from data_prep.store.manifest import StoreManifest
 from data_prep.store.seal import break_seal, write_seal
 from data_prep.store.shard import Entry, Shard, publish, remove_orphans
@@ -23,7 +25,8 @@ STALE_TEMPORARY = 24 * 3600.0  # seconds; a living writer's temporary file is wr
 class SharedStore:
     """Joins the store in folder `path`, made when absent; any number of processes may, on any number of nodes.
 
-    A shard is published whole under a name that says what it holds, by whoever comes first, so no lock is needed.
+    A shard is published whole under a name that says what it holds, by whoever comes first, so no lock is needed among
+    processes. Several threads of one may publish, each shards of other names.
 
     Raises:
         WiringError, RedraftError: the store exists with another identity, or the folder cannot be written.
@@ -32,6 +35,7 @@ class SharedStore:
 
     def __init__(self, path: Place, manifest: StoreManifest) -> None:
         self.path, self.manifest = path, manifest
+        self._guard = threading.Lock()
         self.sites = [site.name for site in manifest.wiring.stored_sites]
         try:
             join_store(path, manifest)
@@ -45,8 +49,9 @@ class SharedStore:
             self._add(shard)
 
     def _add(self, shard: Shard) -> None:
-        self._seen.add(shard.path.name)
-        self.done.update({entry.id: entry for entry in shard.records})
+        with self._guard:
+            self._seen.add(shard.path.name)
+            self.done.update({entry.id: entry for entry in shard.records})
 
     def refresh(self, names: Iterable[str]) -> None:
         """Read the shards of these names that other writers published meanwhile."""
@@ -75,8 +80,10 @@ class SharedStore:
         """Withdraw the seal, before the first shard is added."""
         break_seal(self.path)
 
-    def publish(self, name: str, samples: Sequence[CapturedSample]) -> None:
+    def publish(self, name: str, samples: Sequence[CapturedSample], encoders: Encoders | None = None) -> None:
         """Write those of `samples` that the store does not hold as shard `name`, unless another writer was first.
+
+        `encoders` encode; None = threads of its own.
 
         Raises:
             DataError: a sample does not hold what the manifest says.
@@ -91,7 +98,7 @@ class SharedStore:
             if not missing:
                 return
             try:
-                self._add(publish(self.path, free, missing, self.sites, self.manifest))
+                self._add(publish(self.path, free, missing, self.sites, self.manifest, encoders))
             except FileNotFoundError as err:  # swept away under a writer that was thought dead: write it again
                 retries -= 1
                 if not retries:

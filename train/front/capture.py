@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
@@ -14,7 +14,7 @@ from data_prep.capture.hf import HFCapture
 from data_prep.capture.sglang import SGLangCapture
 from data_prep.capture.sglang_engine import EnginePlan, plan_engine
 from data_prep.capture.sglang_http import HTTPPlan, SGLangHTTPCapture, plan_servers
-from data_prep.extract import Capture
+from data_prep.extract import Capture, begin
 from eagle3.hf_model import choose_device, choose_dtype
 from train.front.context import Run
 
@@ -104,9 +104,13 @@ class _Lazy:
 
     def run(self, batch: Any) -> Any:
         """Capture a batch."""
+        return self.begin(batch)()
+
+    def begin(self, batch: Any) -> Callable[[], Any]:
+        """Begin a batch; what is given back waits for it."""
         if self.backend is None:
             self.backend = self.choice.make()
-        return self.backend.run(batch)
+        return begin(self.backend, batch)
 
     def close(self) -> None:
         """End the backend's processes, where it has any."""

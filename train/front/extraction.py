@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.extract import Extracted, Part, Sharing, extract
+from data_prep.extract import Extracted, Part, Sharing, Writing, extract
 from data_prep.prepare import load_prepared
 from data_prep.store import StoreManifest
 from data_prep.store.shard import Shard
@@ -90,10 +90,21 @@ def extract_here(run: Run, work: Work, advance: Advance | None, log: str = "sgla
 
 
 def _extract(run: Run, work: Work, rows: Any, orders: list[list[int]], backend: Any, advance: Advance | None) -> Any:
-    sizes = (run.config.capture.batch_tokens, run.config.store.shard_tokens)
+    capture = run.config.capture
     return extract(
-        rows, backend, run.store, work.manifest, *sizes, advance, orders=orders, part=work.part, sharing=sharing(run)
-    )  # fmt: skip
+        rows,
+        backend,
+        run.store,
+        work.manifest,
+        capture.batch_tokens,
+        run.config.store.shard_tokens,
+        advance,
+        window_batches=capture.window_batches,
+        orders=orders,
+        part=work.part,
+        sharing=sharing(run),
+        writing=Writing(capture.writers, capture.write_ahead_mib),
+    )
 
 
 # --------------------------------------------------------------------------------------- several workers of one command

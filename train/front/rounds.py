@@ -19,7 +19,7 @@ from data_prep.prepare import load_prepared
 from data_prep.rounds import RoundPlan, Sizes, parse_size, round_plan
 from data_prep.store.seal import break_seal
 from data_prep.store.shard import Shard
-from data_prep.units import plan_windows
+from data_prep.units import plan_windows, window_tokens
 from eagle3.atomic import read_json, write_json
 from eagle3.errors import ConfigError, IntegrityError, RedraftError
 from eagle3.place import create, exists, list_files, remove
@@ -39,7 +39,7 @@ def plan_rounds(config: RedraftConfig, lengths: Sequence[int], held_out: Sequenc
     """The rounds of a run; None when there is no budget, or everything fits it.
 
     Args:
-        config: `disk_budget`, `store`, `capture.batch_tokens` and `train` are used.
+        config: `disk_budget`, `store`, `capture`'s batches and `train` are used.
         lengths: tokens of each training record, in the prepared order (before there are any: an estimate).
         held_out: tokens of each validation record.
 
@@ -54,7 +54,9 @@ def plan_rounds(config: RedraftConfig, lengths: Sequence[int], held_out: Sequenc
         return None
     steps = StepPlan(len(lengths), config.train, 1, 0)
     order = epoch_order(config.train.seed, 0, len(lengths)).tolist()
-    windows = plan_windows(lengths, order, config.capture.batch_tokens, config.store.shard_tokens)
+    capture, shard_tokens = config.capture, config.store.shard_tokens
+    width = window_tokens(capture.batch_tokens, shard_tokens, capture.window_batches)
+    windows = plan_windows(lengths, order, capture.batch_tokens, width)
     return round_plan(lengths, held_out, steps.global_batch, steps.total_steps, windows, budget, sizes)
 
 

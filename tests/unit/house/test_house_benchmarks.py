@@ -78,5 +78,8 @@ def test_extract_benchmark_leaves_its_figures_and_no_store(tmp_path: Path) -> No
     assert extract.main([*sizes, "--out", str(tmp_path)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["extract.json", "extract.txt"]
     result = json.loads((tmp_path / "extract.json").read_text())
-    assert len(result["seconds_extract_forward"]["a"]) == len(result["seconds_extract_forward"]["b"]) == 2
-    assert result["store_bytes"] >= result["tokens"] * 4 * 64 * 2  # three sites and the teacher, bfloat16
+    assert [case["codec"] for case in result["cases"]] == ["raw", "lossless", "fp8", "int8"]
+    for case in result["cases"]:
+        assert len(case["seconds_extract_forward"]["a"]) == len(case["seconds_extract_forward"]["b"]) == 2
+        assert min(case["processor_extract_forward"]["a"]) > 0
+    assert result["cases"][0]["store_bytes"] >= result["tokens"] * 4 * 64 * 2  # three sites and the teacher, bfloat16

@@ -15,8 +15,9 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from data_prep.capture.hf import HFCapture
-from data_prep.extract import extract, plan_batches
+from data_prep.extract import extract
 from data_prep.store import Store, StoreManifest
+from data_prep.units import plan_batches
 from eagle3.errors import DataError, RedraftError
 
 RECORDS = 60
