@@ -2,7 +2,7 @@
 
     h = fc(cat of the target's aux states)            first step; later steps feed the draft's own output
     a = cat(input_layernorm(embed(token)), hidden_norm(h))
-    h = h + o_proj(attention(q(a), k(a), v(a)))       the residual is the un-normed h
+    h = h + o_proj(attention(q(a), k(a), v(a)))       the residual is the un-normed h; q, k, v in two parts, `words`
     g = h + mlp(post_attention_layernorm(h))
     logits = lm_head(norm(g))                         g itself, un-normed, feeds the next step
                                                       (norm(g), with EAGLE 3.1's `norm_output`)
@@ -141,9 +141,18 @@ class Eagle3Draft(nn.Module):
         `g` feeds the next step as it is: un-normed, or normed with `norm_output`.
         With `rows [r]` only those ask and are returned, `[r, H]`; all `n` still serve as keys.
         """
+        return self.advance(hidden, self.words(token_ids, hidden.dtype), positions, attend, rows)
+
+    def words(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """The share of tokens in the layer's projections, whichever step reads them: `[n]` int64 -> `[n, W]`."""
+        return self.midlayer.words(self.embed_tokens(token_ids).to(dtype))
+
+    def advance(
+        self, hidden: Tensor, words: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """`step` for tokens whose share `words [n, W]` is there already."""
         cos, sin = self.rope(positions, hidden.dtype)
-        embeds = self.embed_tokens(token_ids).to(hidden.dtype)
-        g = self.midlayer(embeds, hidden, cos, sin, attend, rows)
+        g = self.midlayer(words, hidden, cos, sin, attend, rows)
         return self.norm(g) if self.shape.norm_output else g
 
     def head_input(self, g: Tensor) -> Tensor:

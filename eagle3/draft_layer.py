@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eagle3.draft_shape import DraftShape
+from eagle3.fused import gated_down, rms_norm
 from eagle3.rope import rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -25,7 +26,22 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x [..., H] -> [..., H]`, same dtype."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
+
+
+class JointLinear(nn.Linear):
+    """A projection of `cat(word, hidden)`, in two parts: `W cat(w, h) = W_w w + W_h h`.
+
+    The word's part is the same in every unrolled step that reads the word, so it is computed once for all of them.
+    Both are computed inside this module's forward: under ZeRO-3 a weight exists in full only there.
+    """
+
+    def forward(self, x: Tensor, word_part: Tensor | None = None) -> Tensor:
+        """`x [n, H]`: a word's part `W_w x [n, out]`, or, given that as `word_part`, the whole with `x` as hidden."""
+        half = self.in_features // 2
+        if word_part is None:
+            return F.linear(x, self.weight[:, :half])
+        return torch.addmm(word_part, x, self.weight[:, half:].T)
 
 
 class DraftAttention(nn.Module):
@@ -35,20 +51,40 @@ class DraftAttention(nn.Module):
         super().__init__()
         width, d = 2 * shape.hidden_size, shape.head_dim
         self.shape = shape
-        self.q_proj = nn.Linear(width, shape.num_attention_heads * d, bias=False)
-        self.k_proj = nn.Linear(width, shape.num_key_value_heads * d, bias=False)
-        self.v_proj = nn.Linear(width, shape.num_key_value_heads * d, bias=False)
+        self.q_proj = JointLinear(width, shape.num_attention_heads * d, bias=False)
+        self.k_proj = JointLinear(width, shape.num_key_value_heads * d, bias=False)
+        self.v_proj = JointLinear(width, shape.num_key_value_heads * d, bias=False)
         self.o_proj = nn.Linear(shape.num_attention_heads * d, shape.hidden_size, bias=False)
 
-    def forward(self, a: Tensor, cos: Tensor, sin: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """`a [n, 2H]`, `cos`/`sin [n, 1, D]` -> `[n, H]`, or `[r, H]` of the asking `rows [r]`; all are keys."""
-        n, d = a.shape[0], self.shape.head_dim
-        k = rotate(self.k_proj(a).view(n, -1, d), cos, sin)  # [n, Hkv, D]
-        v = self.v_proj(a).view(n, -1, d)  # [n, Hkv, D]
+    @property
+    def word_widths(self) -> list[int]:
+        """Columns of a word's part: of its query, key and value."""
+        return [module.out_features for module in (self.q_proj, self.k_proj, self.v_proj)]
+
+    def words(self, x: Tensor) -> Tensor:
+        """`x [n, H]`, normed embeddings -> their part of query, key and value, `[n, W]`."""
+        return torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1)
+
+    def forward(
+        self, words: Tensor, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """`words [n, W]`, `x [n, H]`, `cos`/`sin [n, 1, D]` -> `[n, H]`, or `[r, H]` of the asking `rows [r]`."""
+        n, d = x.shape[0], self.shape.head_dim
+        q_word, k_word, v_word = words.split(self.word_widths, dim=-1)
+        k = rotate(self.k_proj(x, k_word).view(n, -1, d), cos, sin)  # [n, Hkv, D]
+        v = self.v_proj(x, v_word).view(n, -1, d)  # [n, Hkv, D]
         if rows is not None:
-            a, cos, sin = a[rows], cos[rows], sin[rows]
-        q = rotate(self.q_proj(a).view(a.shape[0], -1, d), cos, sin)  # [r, Hq, D]
-        return self.o_proj(attend(q, k, v).reshape(a.shape[0], -1))
+            q_word, x, cos, sin = q_word[rows], x[rows], cos[rows], sin[rows]
+        q = rotate(self.q_proj(x, q_word).view(x.shape[0], -1, d), cos, sin)  # [r, Hq, D]
+        return self.o_proj(attend(q, k, v).reshape(x.shape[0], -1))
+
+
+class GatedDown(nn.Linear):
+    """The MLP's last product, which takes the gate along: `down(silu(gate) * up)`."""
+
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:  # type: ignore[override]
+        """`gate`, `up [n, I] -> [n, H]`."""
+        return gated_down(gate, up, self.weight)
 
 
 class DraftMLP(nn.Module):
@@ -58,11 +94,11 @@ class DraftMLP(nn.Module):
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.down_proj = GatedDown(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x [n, H] -> [n, H]`."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.gate_proj(x), self.up_proj(x))
 
 
 class DraftLayer(nn.Module):
@@ -76,11 +112,15 @@ class DraftLayer(nn.Module):
         self.self_attn = attention
         self.mlp = DraftMLP(shape)
 
+    def words(self, embeds: Tensor) -> Tensor:
+        """`embeds [n, H]` -> what attention's projections make of them, `[n, W]`."""
+        return self.self_attn.words(self.input_layernorm(embeds))  # type: ignore[operator]
+
     def forward(
-        self, embeds: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend, rows: Tensor | None = None
+        self, words: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """`embeds`, `hidden [n, H]` -> the un-normed output `g [n, H]`, or `[r, H]` of `rows [r]` alone."""
-        a = torch.cat((self.input_layernorm(embeds), self.hidden_norm(hidden)), dim=-1)  # [n, 2H]
+        """`words [n, W]`, `hidden [n, H]` -> the un-normed output `g [n, H]`, or `[r, H]` of `rows [r]` alone."""
+        normed = self.hidden_norm(hidden)  # [n, H]
         hidden = hidden if rows is None else hidden[rows]
-        hidden = hidden + self.self_attn(a, cos, sin, attend, rows)
+        hidden = hidden + self.self_attn(words, normed, cos, sin, attend, rows)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))

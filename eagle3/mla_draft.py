@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle3.draft import Eagle3Draft
-from eagle3.draft_layer import Attend, DraftLayer, RMSNorm
+from eagle3.draft_layer import Attend, DraftLayer, JointLinear, RMSNorm
 from eagle3.draft_shape import DraftShape
 from eagle3.rope import latent_frequencies, latent_score_factor, rotate_pairs
 
@@ -32,31 +32,39 @@ class LatentAttention(nn.Module):
         super().__init__()
         width, heads, eps = 2 * shape.hidden_size, shape.num_attention_heads, shape.rms_norm_eps
         self.shape = shape
-        self.q_a_proj = nn.Linear(width, shape.q_lora_rank, bias=False)
+        self.q_a_proj = JointLinear(width, shape.q_lora_rank, bias=False)
         self.q_a_layernorm = RMSNorm(shape.q_lora_rank, eps)
         self.q_b_proj = nn.Linear(shape.q_lora_rank, heads * shape.head_dim, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(width, shape.kv_lora_rank + shape.qk_rope_head_dim, bias=False)
+        self.kv_a_proj_with_mqa = JointLinear(width, shape.kv_lora_rank + shape.qk_rope_head_dim, bias=False)
         self.kv_a_layernorm = RMSNorm(shape.kv_lora_rank, eps)
         self.kv_b_proj = nn.Linear(shape.kv_lora_rank, heads * (shape.qk_nope_head_dim + shape.v_head_dim), bias=False)
         self.o_proj = nn.Linear(heads * shape.v_head_dim, shape.hidden_size, bias=False)
 
-    def forward(self, a: Tensor, cos: Tensor, sin: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """`a [n, 2H]`, `cos`/`sin [n, 1, R]` -> `[n, H]`, or `[r, H]` of the asking `rows [r]`; all are keys."""
-        k, v = self._keys(a, cos, sin)
-        if rows is not None:
-            a, cos, sin = a[rows], cos[rows], sin[rows]
-        plain = self.shape.qk_nope_head_dim
-        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(a)))
-        q = q.view(a.shape[0], -1, self.shape.head_dim)  # [r, Hq, D]
-        q = torch.cat((q[..., :plain], rotate_pairs(q[..., plain:], cos, sin)), dim=-1)
-        return self.o_proj(attend(q, k, v).reshape(a.shape[0], -1))
+    def words(self, x: Tensor) -> Tensor:
+        """`x [n, H]`, normed embeddings -> their part of the two latents, `[n, W]`."""
+        return torch.cat((self.q_a_proj(x), self.kv_a_proj_with_mqa(x)), dim=-1)
 
-    def _keys(self, a: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, words: Tensor, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """`words [n, W]`, `x [n, H]`, `cos`/`sin [n, 1, R]` -> `[n, H]`, or `[r, H]` of the asking `rows [r]`."""
+        low = self.shape.q_lora_rank
+        k, v = self._keys(words[:, low:], x, cos, sin)
+        words = words[:, :low]
+        if rows is not None:
+            words, x, cos, sin = words[rows], x[rows], cos[rows], sin[rows]
+        plain = self.shape.qk_nope_head_dim
+        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x, words)))
+        q = q.view(x.shape[0], -1, self.shape.head_dim)  # [r, Hq, D]
+        q = torch.cat((q[..., :plain], rotate_pairs(q[..., plain:], cos, sin)), dim=-1)
+        return self.o_proj(attend(q, k, v).reshape(x.shape[0], -1))
+
+    def _keys(self, words: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Keys `[n, Hq, D]` and values `[n, Hq, Dv]`."""
         s = self.shape
-        latent, rotated = self.kv_a_proj_with_mqa(a).split((s.kv_lora_rank, s.qk_rope_head_dim), dim=-1)
+        latent, rotated = self.kv_a_proj_with_mqa(x, words).split((s.kv_lora_rank, s.qk_rope_head_dim), dim=-1)
         rotated = rotate_pairs(rotated[:, None], cos, sin)  # [n, 1, R]
-        both = self.kv_b_proj(self.kv_a_layernorm(latent)).view(a.shape[0], s.num_attention_heads, -1)
+        both = self.kv_b_proj(self.kv_a_layernorm(latent)).view(x.shape[0], s.num_attention_heads, -1)
         k, v = both.split((s.qk_nope_head_dim, s.v_head_dim), dim=-1)
         return torch.cat((k, rotated.expand(-1, s.num_attention_heads, -1)), dim=-1), v
 

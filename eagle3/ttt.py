@@ -104,16 +104,17 @@ def unroll(
     positions, last = batch.positions(), batch.rows - 1
     here = torch.arange(batch.rows, device=positions.device) if rows is None else rows  # [R]
     hidden, outputs = draft.fuse(batch.features), []
+    words = draft.words(batch.token_ids, hidden.dtype)  # [N, W]
     keys: tuple[Tensor, ...] = ()
     for k in range(steps):
-        tokens = batch.token_ids[(here + k).clamp(max=last)] if k else batch.token_ids  # [R], step 0: [N]
+        read = (here + k).clamp(max=last) if k else None  # [R]; step 0 reads all N
         places = positions[here] + k if k else positions
         fixed = (draft, batch.doc_lengths, rows)
         if recompute:
-            tensors = (hidden, tokens, places, *keys)
+            tensors = (hidden, words, read, places, *keys)
             hidden, *own = checkpoint(_one_step, *fixed, *tensors, use_reentrant=False, preserve_rng_state=False)
         else:
-            hidden, *own = _one_step(*fixed, hidden, tokens, places, *keys)
+            hidden, *own = _one_step(*fixed, hidden, words, read, places, *keys)
         keys = (*keys, *own)
         outputs.append(hidden)
     return outputs
@@ -124,7 +125,8 @@ def _one_step(
     doc_lengths: list[int],
     rows: Tensor | None,
     hidden: Tensor,
-    token_ids: Tensor,
+    words: Tensor,
+    read: Tensor | None,
     positions: Tensor,
     *keys: Tensor,
 ) -> tuple[Tensor, ...]:
@@ -140,4 +142,5 @@ def _one_step(
         k0, v0, *diagonals = (*keys, k, v)
         return ttt_attention(q, k0, v0, doc_lengths, diagonals, rows, draft.score_scale)
 
-    return draft.step(hidden, token_ids, positions, attend, None if keys else rows), *own
+    words = words if read is None else words.index_select(0, read)
+    return draft.advance(hidden, words, positions, attend, None if keys else rows), *own
