@@ -68,7 +68,10 @@ class DraftConfig:
     norm_output: bool = False  # EAGLE 3.1: what feeds the next step is normed
     init_lm_head: str = "target"  # "target": start the draft head from the target's rows; "random"
     init_norm_scale: float = 1.0  # factor on the copied norm; below 1, the first guesses are less sure
-    init_fc: str = "random"  # "random", or "last": the draft starts by passing the last aux site's state through
+    # "random"; "last": the draft starts by passing the last aux site's state through; "fitted": by the best linear
+    # guess of the target's next state, least squares over the run's first `fit_rows` rows (eagle3/draft_fit.py)
+    init_fc: str = "random"
+    fit_rows: int = 65536
     # "random"; "target_mlp": the MLP of the target's last layer; "target": its attention too, on the hidden half of the
     # input. "llama" only, and only where the sizes are the target's.
     init_layer: str = "random"
@@ -84,7 +87,13 @@ class DraftConfig:
             require(getattr(self, name) == 0, f"draft.{name}", getattr(self, name), "0 with draft.kind=llama")
         require(not (mla and self.norm_before_fc), "draft.norm_before_fc", True, "false with draft.kind=mla")
         require(self.init_lm_head in ("target", "random"), "draft.init_lm_head", self.init_lm_head, "target or random")
-        require(self.init_fc in ("last", "random"), "draft.init_fc", self.init_fc, "last or random")
+        starts = ("last", "random", "fitted")
+        require(self.init_fc in starts, "draft.init_fc", self.init_fc, " or ".join(starts))
+        fitted = self.init_fc == "fitted"
+        require(self.fit_rows >= 1, "draft.fit_rows", self.fit_rows, "a positive integer")
+        require(not (fitted and mla), "draft.init_fc", self.init_fc, "last or random with draft.kind=mla")
+        whole = fitted and self.init_layer == "target"
+        require(not whole, "draft.init_layer", self.init_layer, "random or target_mlp with draft.init_fc=fitted")
         layers = ("random", "target_mlp", "target")
         require(self.init_layer in layers, "draft.init_layer", self.init_layer, " or ".join(layers))
         require(not (mla and self.init_layer != "random"), "draft.init_layer", self.init_layer, "random with kind mla")

@@ -32,6 +32,7 @@ from train.objective import Objective
 from train.progress import TrainProgress
 from train.resume import find_checkpoint, load_checkpoint, recorded, save_checkpoint
 from train.schedule import learning_rate
+from train.start import fit_start
 from train.stop import StopRequest, listening
 from train.track import Tracker
 from train.validate import shares, validate
@@ -79,6 +80,8 @@ class Loop:
         fitted = self._fit(parts)
         checkpoint, notes = find_checkpoint(self.checkpoints, self.identity, self.world)
         notes = [*fitted, *notes]
+        if parts.fit_rows and checkpoint is None:
+            notes.append(fit_start(parts.draft, self.samples, self.plan, parts.fit_rows, self.cfg.seed, self.world))
         self._build(parts)
         del parts  # the target's head as it was read: on a GPU it would stay in the host's memory
         if checkpoint is not None:

@@ -15,10 +15,14 @@ from train.objective import Objective
 
 @dataclass
 class TrainParts:
-    """What a model factory returns: the draft at its start and the target's end that teaches it."""
+    """What a model factory returns: the draft at its start and the target's end that teaches it.
+
+    `fit_rows`: supervised rows that the start is yet to be fitted to (`train.start`); 0 = it is as it should be.
+    """
 
     draft: Eagle3Draft
     teacher: TeacherHead
+    fit_rows: int = 0
 
 
 def plain_embedding(draft: Eagle3Draft) -> None:

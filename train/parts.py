@@ -41,4 +41,5 @@ def open_parts(
         ends = {"embedding": embedding, "head": head, "final_norm": norm}
         model = fresh_draft(sizes, words, config, **ends, seed=seed, layer=layer)
     end = TeacherHead(norm, head, weights.rms_norm_eps, normed=teacher == "final_normed")
-    return TrainParts(model, end)
+    fitted = config.init_fc == "fitted" and not config.warm_start
+    return TrainParts(model, end, config.fit_rows if fitted else 0)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_toy import toy_job, worker_environment
+from train_toy import build_parts, toy_job, worker_environment
 
 from eagle3.errors import ConfigError
 from train.launch import run_training
 from train.metrics import read_metrics
+from train.model import TrainParts
 
 RECIPE: dict[str, Any] = {
     "feature_noise": 0.3,
@@ -23,6 +24,14 @@ RECIPE: dict[str, Any] = {
 }
 
 
+FITTED = "test_train_options:fitted_parts"
+
+
+def fitted_parts() -> TrainParts:
+    """The toy's parts with a start that is still to be fitted."""
+    return replace(build_parts(), fit_rows=40)
+
+
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in worker_environment().items():
@@ -30,8 +39,8 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gone_on_with_it_is_the_run_in_one_go(tmp_path: Path) -> None:
-    whole = load_file(run_training(toy_job(tmp_path / "whole", **RECIPE)).weights)
-    job = toy_job(tmp_path / "parts", **RECIPE)
+    whole = load_file(run_training(replace(toy_job(tmp_path / "whole", **RECIPE), model=FITTED)).weights)
+    job = replace(toy_job(tmp_path / "parts", **RECIPE), model=FITTED)
     run_training(replace(job, stop_at=3))
     result = run_training(job)
     assert result.resumed_from == 3

@@ -150,7 +150,10 @@ def train_inputs(run: Run) -> dict[str, Any]:
 def draft_inputs(run: Run) -> dict[str, Any]:
     """The draft's settings; one that came later stays out at what was done before, so that older drafts go on."""
     settings = asdict(run.config.draft)
-    return {name: value for name, value in settings.items() if (name, value) != ("init_layer", "random")}
+    later = {"init_layer": "random"}
+    if settings["init_fc"] != "fitted":
+        del settings["fit_rows"]
+    return {name: value for name, value in settings.items() if name not in later or value != later[name]}
 
 
 def train_stage(run: Run) -> dict[str, Any]:
