@@ -14,12 +14,15 @@ SGLANG_VENV ?= .venv-sglang
 HARNESS     := tests/engines/sglang_cpu
 VLLM_VENV   ?= .venv-vllm
 VLLM_SETUP  := tests/engines/vllm_cpu
+SPECFORGE_VENV   ?= .venv-specforge
+SPECULATORS_VENV ?= .venv-speculators
+PEERS            := benchmarks/peers
 SGLANG_STAMP := $(SGLANG_VENV)/.ready
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test lint types eval-accept bench clean sglang-cpu vllm-cpu test-engines demo-sglang demo-kimi eval-matrix
+.PHONY: setup demo test lint types eval-accept bench peers bench-peers clean sglang-cpu vllm-cpu test-engines demo-sglang demo-kimi eval-matrix
 
 setup: $(STAMP)
 
@@ -94,5 +97,20 @@ bench: setup
 	$(PY) -m benchmarks.step
 	$(PY) -m benchmarks.extract
 
+# The training code of SpecForge and speculators, each in a virtual environment of its own.
+peers: $(SPECFORGE_VENV)/.ready-$(TORCH) $(SPECULATORS_VENV)/.ready-$(TORCH)
+
+$(SPECFORGE_VENV)/.ready-$(TORCH): $(PEERS)/requirements-specforge.txt $(PEERS)/setup.sh
+	PYTHON=$(PYTHON) TORCH=$(TORCH) bash $(PEERS)/setup.sh specforge $(SPECFORGE_VENV)
+	touch $@
+
+$(SPECULATORS_VENV)/.ready-$(TORCH): $(PEERS)/requirements-speculators.txt $(PEERS)/setup.sh
+	PYTHON=$(PYTHON) TORCH=$(TORCH) bash $(PEERS)/setup.sh speculators $(SPECULATORS_VENV)
+	touch $@
+
+# One training step of theirs beside ours, on the same draft and data; ARGS='--full' for all 24 cells.
+bench-peers: setup peers
+	SPECFORGE_VENV=$(SPECFORGE_VENV) SPECULATORS_VENV=$(SPECULATORS_VENV) OMP_NUM_THREADS=1 $(PY) -m benchmarks.peers $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) $(VLLM_VENV) runs targets .cache
+	rm -rf $(VENV) $(SGLANG_VENV) $(VLLM_VENV) $(SPECFORGE_VENV) $(SPECULATORS_VENV) runs targets .cache
