@@ -9,6 +9,10 @@ from torch import nn
 from eagle3.errors import WiringError
 
 
+class DeepEnough(Exception):
+    """Raised by a hook once everything that is wanted was seen: unwinds the forward pass, and goes no further."""
+
+
 @dataclass(frozen=True)
 class Decoder:
     """The inner text model (no language-model head), its decoder layers, and the token embedding.

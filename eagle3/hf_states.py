@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle3.errors import DataError
-from eagle3.hf_decoder import Decoder, find_decoder
+from eagle3.hf_decoder import Decoder, DeepEnough, find_decoder
 from eagle3.hf_model import choose_device, choose_dtype, load_target
 from eagle3.wiring import Site
 
@@ -31,7 +32,7 @@ def all_site_states(
     Args:
         model_or_path: a model in memory (then `device` and `compute_dtype` are its own), or a target's folder.
         input_ids: [T] token ids of one sequence, no padding.
-        only: names of the sites to keep; None = all. Nothing else is copied.
+        only: names of the sites to keep; None = all. Nothing else is copied, and no layer above the deepest is run.
         device: `auto`, `cpu`, `cuda` or `cuda:<n>`.
         compute_dtype: `auto` (float32 on CPU, bfloat16 on GPU), `float32`, `bfloat16` or `float16`.
         trust_remote_code: run Python shipped in the target's folder.
@@ -69,30 +70,33 @@ def _num_layers(model: nn.Module) -> int:
 
 def _run(decoder: Decoder, ids: Tensor, only: Collection[str] | None) -> dict[str, Tensor]:
     states: dict[str, Tensor] = {}
+    sites = [Site(k).name for k in range(len(decoder.layers))]
+    wanted = {*sites, "final", "final_normed"} if only is None else set(only)
+    to_the_end = not wanted.isdisjoint(("final", "final_normed"))
+    deepest = max((k for k, name in enumerate(sites) if name in wanted), default=0)
 
     def keep(name: str, state: Tensor) -> None:
-        if only is None or name in only:
+        if name in wanted:
             states[name] = state[0].detach().to("cpu", torch.float32, copy=True)  # later layers may write in place
 
-    def entering(name: str) -> Any:
+    def entering(k: int) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            keep(name, args[0] if args else kwargs["hidden_states"])  # [1, T, H]
+            keep(sites[k], args[0] if args else kwargs["hidden_states"])  # [1, T, H]
+            if k == deepest and not to_the_end:
+                raise DeepEnough
 
         return hook
 
-    handles = [
-        layer.register_forward_pre_hook(entering(Site(k).name), with_kwargs=True)
-        for k, layer in enumerate(decoder.layers)
-    ]
+    handles = [layer.register_forward_pre_hook(entering(k), with_kwargs=True) for k, layer in enumerate(decoder.layers)]
     last = decoder.layers[-1]
     handles.append(last.register_forward_hook(lambda _m, _a, out: keep("final", _first(out))))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), contextlib.suppress(DeepEnough):
             output = decoder.body(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False)
+            keep("final_normed", output[0])
     finally:
         for handle in handles:
             handle.remove()
-    keep("final_normed", output[0])
     return states
 
 

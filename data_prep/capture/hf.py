@@ -21,7 +21,7 @@ from data_prep.capture.finite import all_finite
 from data_prep.capture.rows_out import RowCopies, Streams
 from data_prep.capture.sample import CapturedSample
 from eagle3.errors import DataError, RedraftError, WiringError
-from eagle3.hf_decoder import Decoder, find_decoder
+from eagle3.hf_decoder import Decoder, DeepEnough, find_decoder
 from eagle3.hf_model import choose_device, choose_dtype, load_target
 from eagle3.wiring import EMBEDDING, Wiring
 
@@ -119,7 +119,7 @@ class HFCapture:
         taps = _Taps(self.decoder, self.wiring, copies, self.teacher, not self._embedding_checked)
         input_ids = _pad(tokens)  # [B, L] int64
         try:
-            with torch.no_grad(), taps, contextlib.suppress(_DeepEnough):
+            with torch.no_grad(), taps, contextlib.suppress(DeepEnough):
                 output = self.decoder.body(input_ids=self._on_device(input_ids), use_cache=False)
                 if taps.teacher == "final_normed":
                     taps.keep("final", output[0])
@@ -208,10 +208,6 @@ def _pad(tokens: list[torch.Tensor]) -> torch.Tensor:
     return nn.utils.rnn.pad_sequence(tokens, batch_first=True)
 
 
-class _DeepEnough(Exception):
-    """Everything that is wanted was seen; unwinds the forward pass."""
-
-
 class _Taps:
     """Forward hooks that copy the real rows out.
 
@@ -271,7 +267,7 @@ class _Taps:
 
 
 def _stop(_state: torch.Tensor) -> None:
-    raise _DeepEnough
+    raise DeepEnough
 
 
 def _tensor(output: Any) -> torch.Tensor:

@@ -6,7 +6,9 @@ convention, for what it would feed a draft. That it is what the wiring names is 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 
 from data_prep.capture.sample import CapturedSample
 from data_prep.capture.sglang_engine import WORKER, EnginePlan, interpreter, worker_job
-from data_prep.capture.sglang_process import WorkerProcess
+from data_prep.capture.sglang_process import SLOTS, WorkerProcess
 from data_prep.capture.sglang_samples import Asked, check_tokens, sample, spans
 from data_prep.config import SGLangCaptureConfig
 from eagle3.errors import DataError, RedraftError, WiringError
@@ -25,6 +27,16 @@ MEASURED_ROWS = 64
 # Ranks hold the same sums bit for bit; a relative difference above one rounding of bfloat16 is no rounding.
 RANK_LIMIT = 2.0**-8
 NO_FUSION = "--enforce-disable-flashinfer-allreduce-fusion"
+
+
+@dataclass
+class _Part:
+    """Records of a batch that go to the worker together, with their samples once they are there."""
+
+    asked: list[Asked]
+    number: int = 0
+    slot: int = 0
+    samples: list[CapturedSample] | None = None
 
 
 class SGLangCapture:
@@ -63,8 +75,9 @@ class SGLangCapture:
         self.wiring, self.plan, self.cfg = wiring, plan, cfg
         self.vocab_size, self.out_dtype, self.embed = vocab_size, out_dtype, embed
         self.info: dict[str, Any] = dict(plan.identity)
-        self._batch = 0
-        self._measured = False
+        self._batch = 0  # number of the last one sent
+        self._waiting: deque[_Part] = deque()  # not sent yet
+        self._sent: deque[_Part] = deque()  # sent and not answered, at most SLOTS
         self.worker = WorkerProcess(command or [interpreter(cfg), str(WORKER)], cfg.env, log)
         try:
             self.worker.send(worker_job(plan, cfg, path, wiring, trust_remote_code))
@@ -102,11 +115,29 @@ class SGLangCapture:
             WiringError: what the engine feeds is not what the wiring names.
             RedraftError: the worker failed, or its answer is not what was asked for.
         """
+        return self.begin(batch)()
+
+    def begin(self, batch: Sequence[tuple[str, Any, Any]]) -> Callable[[], list[CapturedSample]]:
+        """Send a batch, as `run` does, and return what waits for its samples.
+
+        The worker goes on with the next batch that is begun while the states of this one are taken over.
+
+        Raises:
+            DataError: a record that this target or engine cannot read. The rest is for the returned function.
+        """
         asked = [Asked.check(record, self.vocab_size) for record in batch]
         for one in asked:
             self._check_fits(one)
-        samples = [found for part in self._parts(asked) for found in self._capture(part)]
-        return samples
+        parts = [_Part(part) for part in self._parts(asked)]
+        self._waiting += parts
+        self._send()
+
+        def finish() -> list[CapturedSample]:
+            while any(part.samples is None for part in parts):
+                self._take()
+            return [sample for part in parts for sample in part.samples or ()]
+
+        return finish
 
     def _check_fits(self, one: Asked) -> None:
         limit = min(self.facts["max_tokens"], self.facts["max_length"])
@@ -132,32 +163,46 @@ class SGLangCapture:
             held += one.tokens
         return parts
 
-    def _capture(self, asked: list[Asked]) -> list[CapturedSample]:
-        self._batch += 1
-        self.worker.send(
-            {
-                "op": "run",
-                "batch": self._batch,
-                "keys": [one.record_id for one in asked],
-                "ids": [one.input_ids.tolist() for one in asked],
-                "measure": 0 if self._measured else MEASURED_ROWS,
-            }
-        )
-        tokens = sum(one.tokens for one in asked)
-        reply = self.worker.receive("batch", self.cfg.timeout_s, f"capturing {len(asked)} records of {tokens} tokens")
-        if reply["batch"] != self._batch:
-            raise RedraftError("the worker answered another batch", why=f"{reply['batch']} for {self._batch}")
+    def _send(self) -> None:
+        """Send what waits, as far as there are free slots."""
+        while self._waiting and len(self._sent) < SLOTS:
+            part = self._waiting.popleft()
+            self._batch += 1
+            part.number, part.slot = self._batch, self._batch % SLOTS
+            self._sent.append(part)
+            self.worker.send(
+                {
+                    "op": "run",
+                    "batch": part.number,
+                    "slot": part.slot,
+                    "keys": [one.record_id for one in part.asked],
+                    "ids": [one.input_ids.tolist() for one in part.asked],
+                    "measure": MEASURED_ROWS if part.number == 1 else 0,
+                }
+            )
+
+    def _take(self) -> None:
+        """Wait for the oldest part sent and take its samples over; its slot is free then."""
+        part = self._sent.popleft()
+        tokens = sum(one.tokens for one in part.asked)
+        during = f"capturing {len(part.asked)} records of {tokens} tokens"
+        reply = self.worker.receive("batch", self.cfg.timeout_s, during)
+        if reply["batch"] != part.number:
+            raise RedraftError("the worker answered another batch", why=f"{reply['batch']} for {part.number}")
         self._check_ranks(reply["ranks"])
-        states = self.worker.states()
-        where = spans(asked, reply["records"])
-        check_tokens(asked, where, states["tokens"])
-        if not self._measured:
-            sites = {name.removeprefix("site."): state for name, state in states.items() if name.startswith("site.")}
-            check_wiring(self.wiring, states["aux"], sites, self.plan)
-            if self.embed is not None and EMBEDDING in self.wiring.aux:
-                check_embedding(self.embed, states["tokens"], sites["embedding"])
-            self._measured = True
-        return [self._sample(one, where[one.record_id], states) for one in asked]
+        states = self.worker.states(part.slot)
+        where = spans(part.asked, reply["records"])
+        check_tokens(part.asked, where, states["tokens"])
+        if part.number == 1:
+            self._measure(states)
+        part.samples = [self._sample(one, where[one.record_id], states) for one in part.asked]
+        self._send()
+
+    def _measure(self, states: dict[str, torch.Tensor]) -> None:
+        sites = {name.removeprefix("site."): state for name, state in states.items() if name.startswith("site.")}
+        check_wiring(self.wiring, states["aux"], sites, self.plan)
+        if self.embed is not None and EMBEDDING in self.wiring.aux:
+            check_embedding(self.embed, states["tokens"], sites["embedding"])
 
     def _sample(self, one: Asked, rows: slice, states: dict[str, torch.Tensor]) -> CapturedSample:
         return sample(one, states["aux"][rows], states["teacher"][rows], self.wiring, self.out_dtype, self.plan.dtype)

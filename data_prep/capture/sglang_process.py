@@ -1,7 +1,8 @@
 """The worker process that runs SGLang: started, spoken to in lines, and never left behind.
 
-Lines of JSON go out on its stdin and come back on a pipe; states come back in one anonymous file in memory, which the
-kernel frees with the processes. A worker that dies, hangs or fails becomes one line with the end of its log.
+Lines of JSON go out on its stdin and come back on a pipe; states come back in anonymous files in memory, which the
+kernel frees with the processes: two, so that one is read while the other is written. A worker that dies, hangs or fails
+becomes one line with the end of its log.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from safetensors.torch import load_file
 from eagle3.errors import RedraftError
 
 TAIL_LINES, TAIL_CHARS = 3, 400
+SLOTS = 2  # batches whose states can lie in memory: one being read, one being written
 
 
 class WorkerProcess:
     """One worker and the pipes to it.
 
     Args:
-        command: the program; parent's id, reply file and states file are appended as numbers.
+        command: the program; parent's id, reply file and the two states files are appended as numbers.
         env: variables added to this process's.
         log: file that takes the worker's stdout and stderr.
 
@@ -41,24 +43,24 @@ class WorkerProcess:
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self.log = log
-        self._states = os.memfd_create("states")
+        self._states = [os.memfd_create(f"states{slot}") for slot in range(SLOTS)]
         self._replies, theirs = os.pipe()
         self._unread = b""
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(log, "wb") as sink:
                 self._process = subprocess.Popen(
-                    [*command, str(os.getpid()), str(theirs), str(self._states)],
+                    [*command, *map(str, (os.getpid(), theirs, *self._states))],
                     stdin=subprocess.PIPE,
                     stdout=sink,
                     stderr=sink,
                     env={**os.environ, **env},
-                    pass_fds=(theirs, self._states),
+                    pass_fds=(theirs, *self._states),
                     start_new_session=True,  # its ranks are in its group, and end with it
                 )
         except OSError as err:
-            os.close(self._replies)
-            os.close(self._states)
+            for fd in (self._replies, *self._states):
+                os.close(fd)
             raise RedraftError(
                 "cannot start the SGLang worker",
                 where="capture.sglang.python",
@@ -113,21 +115,21 @@ class WorkerProcess:
             raise self._error(f"the SGLang worker gave an unexpected answer while {during}", line[:80].decode(), "")
         return message
 
-    def states(self) -> dict[str, torch.Tensor]:
-        """The tensors of the latest batch; they lie in the shared memory that the next batch is written to.
+    def states(self, slot: int) -> dict[str, torch.Tensor]:
+        """The tensors in a slot; they lie in the shared memory that the next batch of this slot is written to.
 
         Raises:
             RedraftError: the worker wrote something else.
         """
         try:
-            return load_file(f"/proc/self/fd/{self._states}")
+            return load_file(f"/proc/self/fd/{self._states[slot]}")
         except (OSError, SafetensorError) as err:
             raise self._error("the SGLang worker's states are not readable", str(err), "") from None
 
     def close(self) -> None:
         """Let the worker end by itself, or end it after a few seconds; frees the states."""
         self._end()
-        for fd in (self._replies, self._states):
+        for fd in (self._replies, *self._states):
             with contextlib.suppress(OSError):
                 os.close(fd)
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-Item, Encoded = TypeVar("Item"), TypeVar("Encoded")
+Item = TypeVar("Item")
+Encoded = TypeVar("Encoded")
 
 
 class Encoders:

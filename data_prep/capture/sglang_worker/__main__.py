@@ -1,8 +1,8 @@
-"""Entry: `python sglang_worker <parent-pid> <reply-fd> <states-fd>`; a job as one JSON line on stdin, then the batches.
+"""Entry: `python sglang_worker <parent-pid> <reply-fd> <states-fd> <states-fd>`; a job on stdin, then the batches.
 
-Replies are JSON lines on `reply-fd`; the states of the latest batch lie in the file `states-fd` as safetensors; stdout
-and stderr are the log. Ends when stdin ends, and never outlives the
-parent: the kernel kills it, and each rank with it.
+A job and each batch are one JSON line. Replies are JSON lines on `reply-fd`; the states of a batch lie as safetensors
+in the file that its `slot` (0 or 1) names, so that the parent reads one while the next is written; stdout and stderr
+are the log. Ends when stdin ends, and never outlives the parent: the kernel kills it, and each rank with it.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ def watch(processes: list[Any], leader: worker_rank.Leader) -> None:
             os._exit(1)
 
 
-def work(job: dict[str, Any], reply: Any, states_fd: int) -> None:
+def work(job: dict[str, Any], reply: Any, states_fds: list[int]) -> None:
     """Set the engine up and serve until stdin ends."""
     bench = worker_rank.benchmark()
     arguments = server_arguments(job, bench)
     bench._set_envs_and_config(arguments)
     ports = bench.PortArgs.init_new(arguments)
     pipes, processes = start_followers(job, bench, arguments, ports)
-    leader = worker_rank.Leader(reply, states_fd, pipes)
+    leader = worker_rank.Leader(reply, states_fds, pipes)
     threading.Thread(target=watch, args=(processes, leader), daemon=True).start()
     with bench.maybe_reindex_device_id(0) as gpu:
         worker_rank.run_rank(job, arguments, ports, gpu, 0, leader)
@@ -103,7 +103,7 @@ def main() -> int:
     worker_rank.die_with(int(sys.argv[1]))
     reply = os.fdopen(int(sys.argv[2]), "w")
     try:
-        work(json.loads(sys.stdin.readline()), reply, int(sys.argv[3]))
+        work(json.loads(sys.stdin.readline()), reply, [int(fd) for fd in sys.argv[3:5]])
     except torch.OutOfMemoryError as err:
         _fail(reply, "memory", err)
         raise

@@ -14,12 +14,14 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save
+from worker_states import Sender
 from worker_taps import Decoder, Taps, disagreement, probe
 
 PR_SET_PDEATHSIG = 1
@@ -105,15 +107,10 @@ class Captured:
         """A sample of the states, for the ranks to compare."""
         return probe({"aux": self.aux, "teacher": self.teacher})
 
-    def write(self, fd: int) -> None:
-        """Write tokens, states and, where measured, sites as safetensors into file `fd`."""
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Tokens, states and, where measured, sites; where they were computed."""
         tensors = {"tokens": self.taps.tokens, "aux": self.aux, "teacher": self.teacher}
-        tensors.update({f"site.{name}": state for name, state in self.taps.sites.items()})
-        data = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
-        with os.fdopen(os.dup(fd), "wb") as file:  # save_file would put a file of its own in place of this one
-            file.seek(0)
-            file.truncate(0)
-            file.write(data)
+        return {**tensors, **{f"site.{name}": state for name, state in self.taps.sites.items()}}
 
 
 class RankCapture:
@@ -195,16 +192,25 @@ class Follower:
 
 
 class Leader:
-    """Rank 0: hears the parent, passes commands on, compares the ranks and writes the states."""
+    """Rank 0: hears the parent, passes commands on, compares the ranks and has the states sent."""
 
-    def __init__(self, reply: Any, states_fd: int, followers: dict[int, Any]) -> None:
-        self.reply, self.states_fd, self.followers = reply, states_fd, followers
+    def __init__(self, reply: Any, states_fds: list[int], followers: dict[int, Any]) -> None:
+        self.reply, self.states_fds, self.followers = reply, states_fds, followers
         self.closing = False  # from here on the other ranks may end
+        self._sender = Sender(self._fail)
 
     def say(self, event: str, **facts: Any) -> None:
         """One line to the parent."""
         self.reply.write(json.dumps({"event": event, **facts}) + "\n")
         self.reply.flush()
+
+    def _fail(self, err: BaseException) -> None:
+        """The states could not be sent: the parent waits for them, and the main thread for its next command."""
+        traceback.print_exception(err)
+        sys.stderr.flush()
+        kind = "memory" if isinstance(err, torch.OutOfMemoryError) else "engine"
+        self.say("error", kind=kind, why=f"{type(err).__name__}: {str(err).splitlines()[0] if str(err) else ''}")
+        os._exit(1)
 
     def ready(self, facts: dict[str, Any]) -> None:
         """Wait for the other ranks, then tell the parent."""
@@ -220,16 +226,17 @@ class Leader:
             command = json.loads(line)
             self._tell(command)
             yield command
+        self._sender.settle()
         self.closing = True
         self._tell({"op": "stop"})
 
     def answer(self, command: dict[str, Any], capture: RankCapture, batch: Captured) -> None:
-        """Compare the ranks' samples, write the states, tell the parent."""
+        """Compare the ranks' samples, and have the states sent to the parent while the next command is served."""
         mine = batch.probe()
         ranks = {str(rank): disagreement(mine, other) for rank, other in self._hear().items()}
-        batch.write(self.states_fd)
         records = [{"key": key, "rows": rows} for key, rows in zip(batch.keys, batch.rows, strict=True)]
-        self.say("batch", batch=command["batch"], records=records, ranks=ranks)
+        tell = partial(self.say, "batch", batch=command["batch"], records=records, ranks=ranks)
+        self._sender.send(self.states_fds[command["slot"]], batch.tensors(), tell)
 
     def _tell(self, command: dict[str, Any]) -> None:
         for pipe in self.followers.values():

@@ -1,6 +1,6 @@
 """Stands in for the SGLang worker: speaks its protocol, computes states from a formula, and misbehaves on demand.
 
-Run as `python fake_worker.py <mode> <parent-pid> <reply-fd> <states-fd>`; imports no torch, so it starts at once.
+Run as `python fake_worker.py <mode> <parent-pid> <reply-fd> <states-fd> <states-fd>`; imports no torch: starts at once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def state(layer: int, tokens: Any) -> np.ndarray:
 
 
 class Fake:
-    def __init__(self, mode: str, reply: Any, states_fd: int) -> None:
-        self.mode, self.reply, self.states_fd = mode, reply, states_fd
+    def __init__(self, mode: str, reply: Any, states_fds: list[int]) -> None:
+        self.mode, self.reply, self.states_fds = mode, reply, states_fds
         self.batches = 0
 
     def say(self, event: str, **facts: Any) -> None:
@@ -81,8 +81,9 @@ class Fake:
             tokens[-1] += 1
         tensors = self.tensors(tokens, command["measure"])
         data = save(tensors)
-        os.ftruncate(self.states_fd, 0)
-        os.pwrite(self.states_fd, data[: 40 if self.mode == "cut" else None], 0)
+        fd = self.states_fds[command["slot"]]
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, data[: 40 if self.mode == "cut" else None], 0)
         ranks = {str(r): {"aux": 0.0, "teacher": 0.0} for r in range(1, self.job["tp"])}
         if self.mode == "partial_sums":
             ranks["1"]["aux"] = 0.08
@@ -113,11 +114,11 @@ class Fake:
 
 
 def main() -> None:
-    mode, parent, reply_fd, states_fd = sys.argv[1], *map(int, sys.argv[2:])
+    mode, parent, reply_fd, *states_fds = sys.argv[1], *map(int, sys.argv[2:])
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    fake = Fake(mode, os.fdopen(reply_fd, "w"), states_fd)
+    fake = Fake(mode, os.fdopen(reply_fd, "w"), states_fds)
     fake.load(json.loads(sys.stdin.readline()))
     for line in sys.stdin:
         fake.run(json.loads(line))
