@@ -111,24 +111,23 @@ def put_linear(draft: Eagle3Draft, start: LinearStart, seed: int) -> None:
         start: of this draft's shape.
         seed: of the projection that queries and keys share.
     """
-    shape, attention = draft.shape, draft.midlayer.self_attn
+    shape, width = draft.shape, draft.shape.hidden_size
     d, kv = shape.head_dim, shape.num_key_value_heads
-    group = shape.num_attention_heads // kv
-    width = shape.hidden_size
+    group, rank = shape.num_attention_heads // kv, len(start.values)
+    q, k, v, o = (draft.midlayer.self_attn.get_parameter(f"{name}_proj.weight") for name in "qkvo")
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         draft.fc.weight.copy_(start.size * start.fc)
-        for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-            projection.weight.zero_()
         looks = torch.stack([_look(d, start.mean_embed, random) for _ in range(kv)])  # [kv, d, H]
-        attention.k_proj.weight[:, :width] = looks.reshape(kv * d, width)
-        attention.q_proj.weight[:, :width] = looks.repeat_interleave(group, 0).reshape(-1, width)
-        rank = len(start.values)
-        attention.v_proj.weight[:rank, :width] = start.size * start.values
-        output = torch.zeros(width, kv * d)
-        output[:, :rank] = start.output
-        shared = output.view(width, kv, 1, d).expand(-1, -1, group, -1) / group  # each query head of a group its part
-        attention.o_proj.weight.copy_(shared.reshape(width, -1))
+        for projection, value in (
+            (q, looks.repeat_interleave(group, 0).flatten(0, 1)),
+            (k, looks.flatten(0, 1)),
+            (v, F.pad(start.size * start.values, (0, 0, 0, kv * d - rank))),
+        ):
+            projection.zero_()
+            projection[:, :width] = value  # the half that reads the embedding
+        output = F.pad(start.output, (0, kv * d - rank)).view(width, kv, 1, d)
+        o.copy_((output.expand(-1, -1, group, -1) / group).flatten(1))  # each query head of a group has its part
         draft.midlayer.mlp.down_proj.weight.zero_()
 
 

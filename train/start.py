@@ -9,8 +9,9 @@ from torch import Tensor
 
 from eagle3.draft import Eagle3Draft
 from eagle3.draft_fit import Moments, check_fits, fit_linear, put_linear
+from eagle3.errors import DataError
 from train.batches import StepPlan
-from train.job import SampleSource
+from train.job import SampleSource, TrainSample
 from train.world import World
 
 RIDGE = 1e-2  # penalty, as a share of each input's mean square
@@ -33,7 +34,7 @@ def fit_start(draft: Eagle3Draft, samples: SampleSource, plan: StepPlan, rows: i
 
     Raises:
         ConfigError: the draft's attention is not a plain one.
-        DataError: a conversation is not there (in rounds, the first holds fewer than `rows`).
+        DataError: a conversation is not there (in rounds, the first one holds fewer than `rows`).
     """
     check_fits(draft)
     used = 0
@@ -57,7 +58,7 @@ def _blocks(samples: SampleSource, plan: StepPlan, rows: int) -> Iterator[list[T
     waiting: list[tuple[Tensor, Tensor, Tensor]] = []
     seen = held = 0
     for index in order:
-        sample = samples.get(index)
+        sample = _sample(samples, index)
         learnt = sample.loss_mask.nonzero()[: rows - seen, 0]
         waiting.append((sample.features[learnt], sample.token_ids[learnt], sample.teacher[learnt]))
         seen, held = seen + len(learnt), held + len(learnt)
@@ -68,6 +69,16 @@ def _blocks(samples: SampleSource, plan: StepPlan, rows: int) -> Iterator[list[T
             return
     if waiting:
         yield [torch.cat(parts) for parts in zip(*waiting, strict=True)]
+
+
+def _sample(samples: SampleSource, index: int) -> TrainSample:
+    try:
+        return samples.get(index)
+    except DataError as err:
+        mend = (
+            "extract all of it, or in rounds: lower draft.fit_rows to what the first round holds, or raise disk_budget"
+        )
+        raise DataError("the start cannot be fitted", where=err.where, why=err.what, mend=mend) from None
 
 
 def _share(parameter: Tensor, world: World) -> None:
