@@ -78,6 +78,11 @@ class Decoders:
         for worker in self._workers:
             self._idle.put(worker)
 
+    @property
+    def processes(self) -> list[int]:
+        """The workers' process ids."""
+        return [worker.process.pid for worker in self._workers]
+
     def read(self, wants: Sequence[Want]) -> None:
         """Read the states of one record.
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow.compute as pc
@@ -44,6 +44,16 @@ class Prepared:
         return found
 
 
+class PreparedTokens(Protocol):
+    """What `StoreSource` needs of the prepared records."""
+
+    record_ids: list[str]
+    lengths: list[int]
+
+    def tokens(self, index: int) -> np.ndarray:
+        """`input_ids` [T] int32 of a record."""
+
+
 class StoreSource:
     """The samples of one split, in the prepared data's order.
 
@@ -61,7 +71,7 @@ class StoreSource:
     def __init__(
         self,
         store: Store,
-        prepared: Prepared,
+        prepared: PreparedTokens,
         wiring: Wiring,
         embedding: torch.Tensor | None,
         partial: bool = False,

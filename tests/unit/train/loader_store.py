@@ -89,5 +89,5 @@ def open_loader(path: str | Path, **settings: Any) -> tuple[Loader, StepPlan, St
 if __name__ == "__main__":  # a training process that is killed: names its workers, takes one batch and stands still
     loader, *_ = open_loader(sys.argv[1], loader_workers=2)
     step = next(iter(next(iter(loader.stream(0)))))
-    print(*[worker.process.pid for worker in loader.decoders._workers], step.rows, flush=True)
+    print(*loader.decoders.processes, step.rows, flush=True)
     time.sleep(600)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from loader_store import RECORDS, Tokens, make_store, open_loader, open_source, samples, table, wiring
 
 from data_prep.store import Store
+from eagle3 import state_read
 from eagle3.errors import DataError, IntegrityError, RedraftError, WiringError
 from eagle3.state_read import Spent, StateReader
 from train.batches import read_micro_batches
@@ -182,7 +184,7 @@ def test_worker_that_dies_is_told_in_one_line(stores: dict[str, Path]) -> None:
     try:
         stream = iter(loader.stream(0))
         list(next(stream))
-        os.kill(loader.decoders._workers[0].process.pid, signal.SIGKILL)
+        os.kill(loader.decoders.processes[0], signal.SIGKILL)
         with pytest.raises(RedraftError, match=r"a loader worker ended early \[.*record r\d\d\]: SIGKILL.*To mend: "):
             for step in stream:
                 list(step)
@@ -277,6 +279,35 @@ def test_rows_of_another_width_or_number_are_refused(stores: dict[str, Path]) ->
         StateReader().read(place, torch.empty(place.tokens, 32, dtype=torch.bfloat16), first=1)
 
 
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20),
+    begin=st.integers(0, 300),
+    at_once=st.integers(1, 6),
+    most=st.integers(1, 50),
+)
+def test_rows_apart_are_filled_however_little_a_call_gives(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], begin: int, at_once: int, most: int
+) -> None:
+    content = bytes(number % 251 for number in range(1000))
+    path = tmp_path_factory.getbasetemp() / "numbers"
+    path.write_bytes(content)
+    file, real = os.open(path, os.O_RDONLY), os.preadv
+
+    def little(descriptor: int, pieces: list[np.ndarray], offset: int) -> int:
+        first = pieces[0][:most]
+        return real(descriptor, [first, *pieces[1:2]] if len(first) == len(pieces[0]) else [first], offset)
+
+    pieces = [np.zeros(length, np.uint8) for length in lengths]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_read, "PIECES", at_once)
+        patch.setattr(os, "preadv", little)
+        state_read._fill(file, pieces, begin)
+        with pytest.raises(OSError, match="ends before byte 1001"):
+            state_read._fill(file, [np.zeros(30, np.uint8)], 980)
+    os.close(file)
+    assert np.concatenate(pieces).tobytes() == content[begin : begin + sum(lengths)]
+
+
 class Files:
     """As much of a source as choosing workers looks at."""
 
@@ -302,13 +333,13 @@ def test_waiting_is_told_with_what_to_raise() -> None:
     waits, cfg = Waits(), TrainConfig()
     waits.add(9.0, 8.0)  # the start is no fault of the settings
     waits.add(1.0, 0.01)
-    assert waits.share == 0.01 and waits.advice(Spent(9.0, 1.0, 10**9), 1, cfg) == ""
+    assert waits.share == 0.01 and waits.advice(Spent(9.0, 1.0, 1.0, 10**9), 1, cfg) == ""
     waits.add(1.0, 0.5)
     assert waits.share == pytest.approx(0.255)
     advice = {
-        "prefetch_steps": waits.advice(Spent(1.0, 1.0, 10**9), 1, cfg),
-        r"loader_workers \(now 2\)$": waits.advice(Spent(2.0, 18.0, 10**9), 2, cfg),
-        "faster disk": waits.advice(Spent(18.0, 2.0, 10**9), 2, cfg),
+        "prefetch_steps": waits.advice(Spent(1.0, 1.0, 1.0, 10**9), 1, cfg),
+        r"loader_workers \(now 2\)$": waits.advice(Spent(2.0, 18.0, 9.0, 10**9), 2, cfg),
+        "faster disk": waits.advice(Spent(18.0, 2.0, 9.0, 10**9), 2, cfg),
     }
     for setting, line in advice.items():
         assert re.search(setting, line) and line.startswith("25.5% of the time was spent waiting for data: ")

@@ -1,0 +1,167 @@
+"""One case of the benchmark, in a process of its own: steps of a fixed length that ask for their data."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.loader.stores import Listed, Shape, evict
+from data_prep.store import Store
+from eagle3.ttt import PackedBatch
+from train.batches import StepPlan, read_micro_batches
+from train.config import TrainConfig
+from train.front.source import StoreSource
+from train.loader import Loader, Split
+
+PLAIN = -1  # in place of a number of workers: the plain way, one step ahead in a thread
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is driven.
+
+    Args:
+        store: its folder.
+        kind: what it is made of.
+        shape: of its records.
+        documents: records a step.
+        workers: `train.loader_workers`, or `PLAIN`.
+        steps: how many; the first is not counted.
+        step_seconds: of each.
+        burn: keep a processor busy meanwhile, as a process that launches kernels and waits for a GPU does.
+        prefetch_steps, prefetch_mib: as in `train`.
+    """
+
+    store: str
+    kind: str
+    shape: Shape
+    documents: int
+    workers: int
+    steps: int
+    step_seconds: float
+    burn: bool
+    prefetch_steps: int
+    prefetch_mib: int
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> Case:
+        """From `asdict`."""
+        return cls(**{**told, "shape": Shape(**told["shape"])})
+
+
+class PlainWay:
+    """Each record copied out, joined and packed, one step ahead, in one thread."""
+
+    def __init__(self, source: StoreSource, plan: StepPlan, steps: int) -> None:
+        self._source, self._plan, self._steps = source, plan, steps
+        self._pool = ThreadPoolExecutor(1)
+
+    def _read(self, step: int) -> Future[list[PackedBatch]]:
+        return self._pool.submit(read_micro_batches, self._source, self._plan.micro_batches(step))
+
+    def __iter__(self) -> Iterator[tuple[float, list[PackedBatch]]]:
+        """Seconds waited, and the batches, of each step."""
+        coming = self._read(0)
+        for step in range(self._steps):
+            started = time.perf_counter()
+            batches = coming.result()
+            waited = time.perf_counter() - started
+            coming = self._read(min(step + 1, self._steps - 1))
+            yield waited, batches
+
+
+def run(case: Case) -> dict[str, Any]:
+    """Seconds waited at each step, what the loader spent, and the memory it took."""
+    torch.set_num_threads(1)
+    store = Store.open(case.store, wiring=case.shape.wiring, unfinished=True)
+    source = StoreSource(store, Listed(store.record_ids, case.shape.tokens), case.shape.wiring, None)
+    batch = case.documents
+    cfg = TrainConfig(
+        global_batch_size=batch,
+        micro_batch_size=batch,
+        max_steps=case.steps,
+        loader_workers=max(case.workers, 0),
+        prefetch_steps=case.prefetch_steps,
+        prefetch_mib=case.prefetch_mib,
+    )
+    plan = StepPlan(len(source), cfg, 1, 0)
+    evict(Path(case.store))
+    before = resident(os.getpid())
+    figures = _plain(case, source, plan) if case.workers == PLAIN else _loaded(case, cfg, source, plan)
+    own, theirs = figures.pop("resident"), figures.pop("resident_workers")
+    return {"case": asdict(case), **summary(figures, case), "own_bytes": own - before, "worker_bytes": theirs}
+
+
+def _plain(case: Case, source: StoreSource, plan: StepPlan) -> dict[str, Any]:
+    waits, seconds = [], []
+    for waited, _ in PlainWay(source, plan, case.steps):
+        started = time.perf_counter()
+        stand_in(case)
+        waits.append(waited)
+        seconds.append(waited + time.perf_counter() - started)
+    return {"waits": waits, "seconds": seconds, "resident": resident(os.getpid()), "resident_workers": []}
+
+
+def _loaded(case: Case, cfg: TrainConfig, source: StoreSource, plan: StepPlan) -> dict[str, Any]:
+    loader = Loader(cfg, torch.device("cpu"), [Split(source, plan.micro_batches, range(case.steps))])
+    waits, seconds = [], []
+    for step in loader.stream(0):
+        started = time.perf_counter()
+        for _ in step:
+            stand_in(case)
+        waits.append(step.waited)
+        seconds.append(time.perf_counter() - started)
+    spent, own = loader.decoders.spent, resident(os.getpid())
+    theirs = [resident(pid, shared=False) for pid in loader.decoders.processes]
+    loader.close()
+    return {
+        "waits": waits,
+        "seconds": seconds,
+        "spent": vars(spent),
+        "bound": loader.region.size,
+        "resident": own,
+        "resident_workers": theirs,
+    }
+
+
+def stand_in(case: Case) -> None:
+    """Take the time of a step; a processor is kept busy in products that hold no lock of Python's."""
+    end = time.perf_counter() + case.step_seconds
+    if not case.burn:
+        time.sleep(case.step_seconds)
+        return
+    a = torch.ones(128, 128)
+    while time.perf_counter() < end:
+        a @ a
+
+
+def resident(pid: int, shared: bool = True) -> int:
+    """Bytes of a process in memory, mapped files apart; `shared`: with what it shares."""
+    wanted = ("RssAnon", "RssShmem") if shared else ("RssAnon",)
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.split(":")[0] in wanted)
+
+
+def summary(figures: dict[str, Any], case: Case) -> dict[str, Any]:
+    """The figures of a table's line; the first step, which waits for the loader to start, apart."""
+    waits, seconds = figures["waits"][1:], figures["seconds"][1:]
+    size = case.documents * (case.shape.tokens - 1) * case.shape.record_bytes // case.shape.tokens
+    spent = figures.get("spent")
+    return {
+        **figures,
+        "share": sum(waits) / sum(seconds),
+        "median": statistics.median(waits),
+        "p99": statistics.quantiles(waits, n=100, method="inclusive")[98],
+        "max": max(waits),
+        "bytes_per_s": len(waits) * size / sum(seconds),
+        "worker_bytes_per_s": spent["bytes"] / (spent["read"] + spent["decode"]) if spent else None,
+        "cpu_bytes_per_s": spent["bytes"] / spent["cpu"] if spent else None,
+    }
