@@ -1,0 +1,1 @@
+"""Accept length per sample: variants of training, and SpecForge, on the same data and steps."""
