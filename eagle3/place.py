@@ -1,6 +1,6 @@
 """A folder on this machine or on any file system that fsspec knows, and files written there whole or not at all.
 
-A `Place` is a `pathlib.Path` for local folders (mapped into memory, renamed, locked) and a `UPath` for the rest, where
+A `Place` is a `pathlib.Path` for local folders (read by position, renamed, locked) and a `UPath` for the rest, where
 a file is put as one object and read by byte ranges. Credentials come from the environment or the tools' own files.
 """
 

@@ -35,7 +35,8 @@ Bytes = np.ndarray  # [n] uint8
 
 BLOCK = 128  # channels that share a scale
 ASIDE = 2  # numbers of a block that int8 keeps aside
-CACHED = 1 << 17  # numbers handled at a time
+CACHED = 1 << 17  # numbers encoded at a time
+DECODED = 1 << 19  # numbers decoded at a time
 FP8_MAX, INT8_MAX = 448.0, 127.0
 CODES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # safetensors' names
 ITEMSIZE = {"F32": 4, "I32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1}
@@ -274,7 +275,7 @@ def _starts(rows: Tensor, step: int) -> range:
 
 def _steps_of(out: Tensor) -> list[slice]:
     """Rows handled at a time when decoding."""
-    step = max(1, CACHED // out.shape[1])
+    step = max(1, DECODED // out.shape[1])
     return [slice(at, at + step) for at in range(0, len(out), step)]
 
 

@@ -178,9 +178,9 @@ class Loop:
         # The engine divides by micro-batches and processes; the loss is normalized by the global counts alone.
         weights = step_weights(head[:k], 1.0) * torch.tensor(self.factors, dtype=torch.float64)
         weights *= self.plan.accumulation * self.world.size
-        stats, norm = torch.zeros(4, k, dtype=torch.float64), None
-        for number, batch in enumerate(step, 1):
-            batch = self._noisy(batch, number - 1)
+        stats, norm, number = torch.zeros(4, k, dtype=torch.float64), None, 0
+        for batch in step:
+            batch, number = self._noisy(batch, number), number + 1
             loss, part = self.engine(
                 batch.features, batch.token_ids, batch.teacher, batch.loss_mask, batch.doc_lengths, weights
             )
@@ -192,6 +192,7 @@ class Loop:
                 norm = gradient_norm(self.engine, self.module)
                 self._check_finite("gradient norm", norm or 0.0)
             self.engine.step()
+            del batch, loss  # its place is the next one's
         norm = float(self.engine.get_global_grad_norm()) if norm is None else norm
         self._check_finite("gradient norm", norm)
         self.done += 1

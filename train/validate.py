@@ -41,5 +41,6 @@ def validate(
                 mask = batch.loss_mask if group else torch.zeros_like(batch.loss_mask)
                 _, stats = engine(batch.features, batch.token_ids, batch.teacher, mask, batch.doc_lengths, weights)
                 total += stats.cpu()
+                del batch, mask  # its place is the next one's
     engine.train()
     return figures(world.sum(total), factors)
