@@ -110,7 +110,7 @@ $(SPECULATORS_VENV)/.ready-$(TORCH): $(PEERS)/requirements-speculators.txt $(PEE
 
 # One training step of theirs beside ours, on the same draft and data; ARGS='--full' for all 24 cells.
 bench-peers: setup peers
-	SPECFORGE_VENV=$(SPECFORGE_VENV) SPECULATORS_VENV=$(SPECULATORS_VENV) OMP_NUM_THREADS=1 $(PY) -m benchmarks.peers $(ARGS)
+	SPECFORGE_VENV=$(SPECFORGE_VENV) SPECULATORS_VENV=$(SPECULATORS_VENV) $(PY) -m benchmarks.peers $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(SGLANG_VENV) $(VLLM_VENV) $(SPECFORGE_VENV) $(SPECULATORS_VENV) runs targets .cache

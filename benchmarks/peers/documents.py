@@ -49,10 +49,10 @@ class Documents:
     final: Tensor
     loss_mask: Tensor
 
-    def packed(self, documents: list[int] | None = None) -> PackedBatch:
-        """The rows that Redraft trains on, of all documents or of some: T - 1 of each."""
-        parts = list(zip(*(x.split(self.lengths) for x in self._tensors()), strict=True))
-        parts = parts if documents is None else [parts[i] for i in documents]
+    def packed(self) -> PackedBatch:
+        """The rows that Redraft trains on: T - 1 of each document."""
+        columns = (self.input_ids, self.aux, self.final, self.loss_mask)
+        parts = list(zip(*(x.split(self.lengths) for x in columns), strict=True))
         return PackedBatch(
             features=torch.cat([aux[:-1] for _, aux, _, _ in parts]),
             token_ids=torch.cat([ids[1:] for ids, _, _, _ in parts]),
@@ -60,9 +60,6 @@ class Documents:
             loss_mask=torch.cat([mask[:-1] for _, _, _, mask in parts]),
             doc_lengths=[len(ids) - 1 for ids, _, _, _ in parts],
         )
-
-    def _tensors(self) -> tuple[Tensor, ...]:
-        return self.input_ids, self.aux, self.final, self.loss_mask
 
 
 def draw_lengths(case: Case, random: torch.Generator) -> list[tuple[int, float]]:

@@ -105,7 +105,7 @@ class _Session:
         if OURS not in self.workers:
             return
         self._with(OURS, self._our_losses)
-        for side in [name for name in self.workers if name != OURS]:
+        for side in [name for name in self.workers if name != OURS and OURS in self.workers]:
             self._with(side, self._compare)
 
     def _our_losses(self, worker: Worker) -> dict[str, Any]:

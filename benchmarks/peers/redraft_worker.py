@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.metadata import version
 from typing import Any
 
@@ -16,43 +17,42 @@ from train.config import TrainConfig
 from train.engine import build_engine, gradient_norm, model_dtype
 from train.losses import TeacherHead, step_weights, supervised_counts
 from train.model import Trainee, TrainParts
+from train.objective import Objective
 from train.world import World, joined
 
 
 class Redraft:
-    """One case; see `benchmarks.peers.serving.Side`. Settings: any field of `TrainConfig`."""
+    """One case; see `benchmarks.peers.serving.Side`. Settings: any field of `TrainConfig`, `objective.kind` and kin."""
 
     def __init__(self, reader: CaseReader, world: World) -> None:
         self.reader, self.world = reader, world
-        self.cfg = TrainConfig(
-            ttt_steps=reader.steps, step_decay=reader.decay, dtype=reader.case["dtype"], **reader.settings
-        )
-        self.cfg.validate()
-        self.documents = self._documents()
-        self.batch = self.documents.packed()
-        self.counts = supervised_counts(self.batch, reader.steps)
-        draft = Eagle3Draft(DraftShape(**reader.shape))
+        self.cfg = configured(reader)
+        self.batch = self._batch()
         weights = self._weights()
-        teacher = TeacherHead(weights["norm"], weights["head"], reader.shape["rms_norm_eps"])
+        draft = Eagle3Draft(DraftShape(**reader.shape))
         draft.load_state_dict(weights["draft"], strict=True)
-        self.module = Trainee(
-            TrainParts(draft, teacher),
-            world.device,
-            model_dtype(self.cfg.dtype, world.device),
-            self.cfg.head_chunk,
-            self.cfg.activation_checkpointing == "step",
-        )
+        parts = TrainParts(draft, TeacherHead(weights["norm"], weights["head"], reader.shape["rms_norm_eps"]))
+        dtype, recompute = model_dtype(self.cfg.dtype, world.device), self.cfg.activation_checkpointing == "step"
+        objective = Objective.of(self.cfg.objective)
+        self.module = Trainee(parts, world.device, dtype, self.cfg.head_chunk, recompute, objective)
         self.engine = build_engine(self.module, self.cfg, world, len(self.batch.doc_lengths), 1)
 
-    def _documents(self) -> Documents:
-        columns = self.reader.data("input_ids", "aux", "final", "loss_mask")
-        ids, aux, final, mask = (torch.cat(parts) for parts in columns)
+    def _batch(self) -> PackedBatch:
+        """All documents packed, as the loader hands them over."""
+        ids, aux, final, mask = (torch.cat(x) for x in self.reader.data("input_ids", "aux", "final", "loss_mask"))
         dtype = self.reader.dtype
-        return Documents(self.reader.lengths, ids, aux.to(dtype), final.to(dtype), mask)
+        return Documents(self.reader.lengths, ids, aux.to(dtype), final.to(dtype), mask).packed()
+
+    def _document(self, number: int) -> PackedBatch:
+        """One of them, as a view."""
+        lengths, batch = self.batch.doc_lengths, self.batch
+        rows = slice(sum(lengths[:number]), sum(lengths[: number + 1]))
+        columns = (batch.features, batch.token_ids, batch.teacher, batch.loss_mask)
+        features, token_ids, teacher, mask = (column[rows] for column in columns)
+        return PackedBatch(features, token_ids, teacher, mask, [lengths[number]])
 
     def _weights(self) -> dict[str, Any]:
-        names = {name: name for name in self.reader.names()}
-        found = self.reader.weights(names)
+        found = self.reader.weights({name: name for name in self.reader.names()})
         norm, head = found.pop("target.norm.weight"), found.pop("target.lm_head.weight")
         return {"draft": {name.removeprefix("draft."): x for name, x in found.items()}, "norm": norm, "head": head}
 
@@ -72,20 +72,24 @@ class Redraft:
         with torch.no_grad():
             self.module.draft.load_state_dict(weights, strict=True)
 
+    def _own_weights(self) -> Tensor:
+        counts = self.world.sum(supervised_counts(self.batch, self.reader.steps))
+        return step_weights(counts, self.reader.decay)
+
     def _measure(self, batch: PackedBatch, weights: Tensor) -> tuple[Tensor, Tensor]:
         return self.module(batch.features, batch.token_ids, batch.teacher, batch.loss_mask, batch.doc_lengths, weights)
 
     def loss(self) -> dict[str, Any]:
         """Cross entropy summed over the supervised rows of each step."""
         with torch.no_grad():
-            _, stats = self._measure(self.batch, step_weights(self.counts, self.reader.decay))
+            _, stats = self._measure(self.batch, self._own_weights())
         return {"kind": "ce", "sums": stats[0].tolist()}
 
     def gradients(self, request: dict[str, Any]) -> dict[str, Any]:
         """Of `sum_k factor * cross entropy`, with the factors asked for of each document (`factors`)."""
         self.module.zero_grad()
         for number, factors in enumerate(request["factors"]):
-            loss, _ = self._measure(self.documents.packed([number]), torch.tensor(factors, dtype=torch.float64))
+            loss, _ = self._measure(self._document(number), torch.tensor(factors, dtype=torch.float64))
             loss.backward()  # type: ignore[no-untyped-call]
         named = self.module.draft.named_parameters()
         found = {name: fingerprint(p.grad) for name, p in named if p.grad is not None}
@@ -95,8 +99,7 @@ class Redraft:
     def step(self) -> float:
         """What `train.loop` does between one batch and the next."""
         batch = self.batch
-        counts = self.world.sum(supervised_counts(batch, self.reader.steps))
-        weights = step_weights(counts, self.reader.decay)
+        weights = self._own_weights()
         loss, _ = self.engine(
             batch.features, batch.token_ids, batch.teacher, batch.loss_mask, batch.doc_lengths, weights
         )
@@ -104,6 +107,22 @@ class Redraft:
         gradient_norm(self.engine, self.module)
         self.engine.step()
         return float(loss.detach())
+
+
+def configured(reader: CaseReader) -> TrainConfig:
+    """The defaults of training with the case's K, decay and dtype, and the settings of `--set`.
+
+    Raises:
+        ConfigError: a value that cannot be.
+        AttributeError: no such field.
+    """
+    cfg = TrainConfig(ttt_steps=reader.steps, step_decay=reader.decay, dtype=reader.case["dtype"])
+    for key, value in reader.settings.items():
+        *parents, field = key.split(".")
+        place = functools.reduce(getattr, parents, cfg)
+        setattr(place, field, type(getattr(place, field))(value))
+    cfg.validate()
+    return cfg
 
 
 if __name__ == "__main__":
