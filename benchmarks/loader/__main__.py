@@ -54,7 +54,7 @@ def as_table(result: dict[str, Any]) -> Table:
     first = result["cases"][0]["case"]
     rows = first["documents"] * (first["shape"]["tokens"] - 1)
     table = Table(
-        title=f"loader: {first['steps'] - 1} steps of {first['step_seconds']:.3f} s on {rows:,} rows of "
+        title=f"loader: {first['steps']} steps of {first['step_seconds']:.3f} s on {rows:,} rows of "
         f"{first['shape']['sites'] + 1} x {first['shape']['hidden']}, store {result['store_bytes'] / 2**30:,.0f} GiB, "
         f"memory {result['memory_bytes'] / 2**30:,.0f} GiB",
         title_justify="left",

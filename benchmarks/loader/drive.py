@@ -34,10 +34,12 @@ class Case:
         shape: of its records.
         documents: records a step.
         workers: `train.loader_workers`, or `PLAIN`.
-        steps: how many; the first is not counted.
+        steps: how many are counted.
         step_seconds: of each.
         burn: keep a processor busy meanwhile, as a process that launches kernels and waits for a GPU does.
         prefetch_steps, prefetch_mib: as in `train`.
+
+    Before those that count, as many steps go by as it takes to start workers and to use the ring's memory once.
     """
 
     store: str
@@ -50,6 +52,16 @@ class Case:
     burn: bool
     prefetch_steps: int
     prefetch_mib: int
+
+    @property
+    def uncounted(self) -> int:
+        """Steps before those that count."""
+        return self.prefetch_steps + 2
+
+    @property
+    def all_steps(self) -> int:
+        """Steps in all."""
+        return self.uncounted + self.steps
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> Case:
@@ -87,7 +99,7 @@ def run(case: Case) -> dict[str, Any]:
     cfg = TrainConfig(
         global_batch_size=batch,
         micro_batch_size=batch,
-        max_steps=case.steps,
+        max_steps=case.all_steps,
         loader_workers=max(case.workers, 0),
         prefetch_steps=case.prefetch_steps,
         prefetch_mib=case.prefetch_mib,
@@ -102,7 +114,7 @@ def run(case: Case) -> dict[str, Any]:
 
 def _plain(case: Case, source: StoreSource, plan: StepPlan) -> dict[str, Any]:
     waits, seconds = [], []
-    for waited, _ in PlainWay(source, plan, case.steps):
+    for waited, _ in PlainWay(source, plan, case.all_steps):
         started = time.perf_counter()
         stand_in(case)
         waits.append(waited)
@@ -111,7 +123,7 @@ def _plain(case: Case, source: StoreSource, plan: StepPlan) -> dict[str, Any]:
 
 
 def _loaded(case: Case, cfg: TrainConfig, source: StoreSource, plan: StepPlan) -> dict[str, Any]:
-    loader = Loader(cfg, torch.device("cpu"), [Split(source, plan.micro_batches, range(case.steps))])
+    loader = Loader(cfg, torch.device("cpu"), [Split(source, plan.micro_batches, range(case.all_steps))])
     waits, seconds = [], []
     for step in loader.stream(0):
         started = time.perf_counter()
@@ -151,8 +163,8 @@ def resident(pid: int, shared: bool = True) -> int:
 
 
 def summary(figures: dict[str, Any], case: Case) -> dict[str, Any]:
-    """The figures of a table's line; the first step, which waits for the loader to start, apart."""
-    waits, seconds = figures["waits"][1:], figures["seconds"][1:]
+    """The figures of a table's line."""
+    waits, seconds = figures["waits"][case.uncounted :], figures["seconds"][case.uncounted :]
     size = case.documents * (case.shape.tokens - 1) * case.shape.record_bytes // case.shape.tokens
     spent = figures.get("spent")
     return {
