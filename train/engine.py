@@ -102,10 +102,8 @@ def build_engine(module: nn.Module, cfg: TrainConfig, world: World, micro: int, 
 
     parameters = [p for p in module.parameters() if p.requires_grad]
     cuda = world.device.type == "cuda"
-    # An offloaded optimizer steps float32 tensors of the host; torch's fused AdamW takes those of either place.
-    fused = cuda or cfg.offload_optimizer
     optimizer = torch.optim.AdamW(
-        parameters, lr=cfg.lr, betas=(cfg.betas[0], cfg.betas[1]), weight_decay=cfg.weight_decay, fused=fused
+        parameters, lr=cfg.lr, betas=(cfg.betas[0], cfg.betas[1]), weight_decay=cfg.weight_decay, fused=True
     )
     dtype, count = model_dtype(cfg.dtype, world.device), sum(p.numel() for p in parameters)
     config = engine_config(cfg, dtype, micro, accumulation, world.size, count, cuda)

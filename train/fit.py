@@ -40,6 +40,7 @@ def memory_settings(
         offload=cfg.offload_optimizer,
         bucket=bucket_elements(cfg, sum(trained_parameters(shape).values())),
         overlap=cfg.overlap_comm,
+        outside=cfg.objective.outside == "drop",
         cuda=cuda,
     )
 

@@ -28,7 +28,7 @@ from eagle3.draft import Eagle3Draft
 from eagle3.ttt import PackedBatch, unroll
 from train.objective import Objective
 
-_COLUMNS = 32768  # target ids whose logits are held at once
+COLUMNS = 32768  # target ids whose logits are held at once
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ def teacher_probs(
     inside = scratch.product("teacher", hidden, teacher.head[: teacher.inside])  # [C, Vd]
     top, best = inside.max(-1)
     probs = torch.softmax(inside / temperature if temperature != 1 else inside, -1, out=scratch.like("probs", inside))
-    for start in range(teacher.inside, len(teacher.head), _COLUMNS) if whole else ():
-        outside = scratch.product("teacher", hidden, teacher.head[start : start + _COLUMNS])
+    for start in range(teacher.inside, len(teacher.head), COLUMNS) if whole else ():
+        outside = scratch.product("teacher", hidden, teacher.head[start : start + COLUMNS])
         best = torch.where(outside.amax(-1) > top, -1, best)
     return probs, best
 

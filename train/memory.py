@@ -7,7 +7,7 @@ is there; the peak is the fullest phase. The sizes follow the code: `eagle3.draf
 what autograd really keeps.
 
 Symbols of the formulas: P trained parameters, N rows of a micro-batch, R of them with a loss, K steps, H hidden size,
-V and Vd target and draft vocabulary, C rows of a block of logits.
+V and Vd target and draft vocabulary, C teacher rows of a block of logits, K draft rows for each.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from eagle3.draft_build import build_draft
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import ConfigError
+from train.losses import COLUMNS
 
 FORWARD, BACKWARD, REDUCE, STEP = "loss", "backward", "gradient reduction", "optimizer step"
 PHASES = (FORWARD, BACKWARD, REDUCE, STEP)
@@ -35,14 +36,15 @@ class MemorySettings:
         world: processes in all, over all nodes.
         stage: ZeRO stage 0 to 3, as it runs.
         element: bytes of a weight in forward: 2 (bfloat16, float32 master weights) or 4 (float32).
-        chunk: teacher rows of a block of logits, `train.head_chunk`.
+        chunk: rows of draft logits of a block, `train.head_chunk`.
         asked: rows R that some loss reads; None = all.
         accumulation: micro-batches an optimizer step.
         recompute: activation checkpointing of each step.
         offload: master weights and moments are in the host's memory.
         bucket: elements of a gradient bucket.
         overlap: two buckets, one reduced while the other fills.
-        cuda: on a GPU norms and AdamW are fused kernels; on a CPU they keep intermediate results.
+        outside: the teacher's logits are computed outside the draft's vocabulary too (`train.objective.outside`).
+        cuda: on a GPU.
     """
 
     steps: int
@@ -57,6 +59,7 @@ class MemorySettings:
     offload: bool = False
     bucket: int = 500_000_000
     overlap: bool = True
+    outside: bool = True
     cuda: bool = True
 
 
@@ -238,10 +241,12 @@ def _activations(shape: DraftShape, s: MemorySettings) -> list[Part]:
     inputs = n * (shape.num_aux + 1) * h * b + n * 9
     first, later = step_bytes(shape, s, n, r), step_bytes(shape, s, r, r)
     fused = fuse_bytes(shape, s)
-    ends = end_bytes(shape, s)
+    ends, words = end_bytes(shape, s), word_bytes(shape, s)
     parts = [
         Part("micro-batch", inputs, f"N={n:,} x (A+1={shape.num_aux + 1}) x H x {b}"),
+        *([Part("next micro-batch, copied meanwhile", inputs, "as much")] if s.cuda else []),
         Part("fc's input, norms", fused, f"N x {fused / n:,.0f}", both),
+        Part("embeddings, norm", words, f"N x {words / n:,.0f}", both),
         Part("step outputs, norm", ends, f"K={k} x R={r:,} x {ends / (k * r):,.0f}", both),
     ]
     if s.recompute:
@@ -265,18 +270,14 @@ def _asked(s: MemorySettings) -> int:
     return s.rows if s.asked is None else s.asked
 
 
-def _norm(s: MemorySettings, rows: int, width: int, learnt: bool, input_kept: bool = False) -> int:
-    """Bytes a norm keeps of `rows x width`, its output apart; `learnt`: its input has a gradient.
+def _norm(s: MemorySettings, rows: int, width: int, input_kept: bool = False) -> int:
+    """Bytes a norm keeps of `rows x width`, its output apart: its input, and one number a row (`eagle3.fused`)."""
+    return (0 if input_kept else rows * width * s.element) + max(4, s.element) * rows
 
-    A GPU's fused kernel keeps the input. On a CPU the norm is a chain of products: it keeps the normalized input in
-    float32, and the input in float32 too where a gradient flows through it.
-    """
-    cells = rows * width
-    if s.cuda:
-        return (0 if input_kept else cells * s.element) + 4 * rows
-    wide = max(4, s.element)
-    own = 0 if input_kept and s.element == wide else cells * wide
-    return cells * wide + (own if learnt else 0) + wide * rows
+
+def word_bytes(shape: DraftShape, s: MemorySettings) -> int:
+    """Bytes kept of the embedding's part of the projections: the embeddings, and their norm's output."""
+    return _norm(s, s.rows, shape.hidden_size) + s.rows * shape.hidden_size * s.element
 
 
 def step_bytes(shape: DraftShape, s: MemorySettings, n: int, r: int) -> int:
@@ -289,14 +290,13 @@ def step_bytes(shape: DraftShape, s: MemorySettings, n: int, r: int) -> int:
         r: rows that ask.
     """
     h, inner, b = shape.hidden_size, shape.intermediate_size, s.element
-    total = _norm(s, n, h, learnt=False)  # over the token's embedding, which has no gradient
-    total += _norm(s, n, h, learnt=True)  # over the state fed in
-    total += n * 2 * h * b + (r * 2 * h * b if n != r or s.rows == n else 0)  # their join, and its asking rows
+    total = _norm(s, n, h)  # over the state fed in
+    total += n * h * b + (r * h * b if s.rows == n else 0)  # the norm's output, and its asking rows
     total += _attention_bytes(shape, s, n, r)
-    total += _norm(s, r, h, learnt=True) + r * h * b  # after attention: input, output
-    total += 4 * r * inner * b  # gate, silu(gate), up, their product
+    total += _norm(s, r, h) + r * h * b  # after attention: input, output
+    total += 2 * r * inner * b  # gate, up
     if shape.norm_output:
-        total += _norm(s, r, h, learnt=True)
+        total += _norm(s, r, h)
     return total
 
 
@@ -313,8 +313,8 @@ def _attention_bytes(shape: DraftShape, s: MemorySettings, n: int, r: int) -> in
     if shape.kind != "mla":
         return common + n * kv * (d + dv) * b
     low_q, low_kv = shape.q_lora_rank, shape.kv_lora_rank
-    total = common + _norm(s, r, low_q, learnt=True) + r * low_q * b
-    total += _norm(s, n, low_kv, learnt=True) + n * low_kv * b
+    total = common + _norm(s, r, low_q) + r * low_q * b
+    total += _norm(s, n, low_kv) + n * low_kv * b
     if s.cuda or b >= 4:
         total += n * shape.qk_rope_head_dim * b  # the latent is kept as a view of the wider product
     return total + n * heads * (d + shape.qk_nope_head_dim + dv) * b  # keys; values as a view of keys and values
@@ -325,9 +325,9 @@ def fuse_bytes(shape: DraftShape, s: MemorySettings) -> int:
     n, width, b = s.rows, shape.num_aux * shape.hidden_size, s.element
     total = 0
     if shape.norm_before_fc:
-        total += _norm(s, n, width, learnt=False, input_kept=True) + n * width * b
+        total += _norm(s, n, width, input_kept=True) + n * width * b
     if shape.fc_norm:
-        total += _norm(s, n, width, learnt=False, input_kept=True) + n * width * b
+        total += _norm(s, n, width, input_kept=True) + n * width * b
     return total
 
 
@@ -345,32 +345,36 @@ def end_bytes(shape: DraftShape, s: MemorySettings) -> int:
     gradient = rows * h * b
     if shape.norm_output:
         return gradient
-    return _norm(s, rows, h, learnt=True) + gradient
+    return _norm(s, rows, h) + gradient
 
 
 def _loss(shape: DraftShape, s: MemorySettings) -> list[Part]:
-    """Temporaries of the loss: one block of teacher and draft logits, in float32; `train.losses` says which when."""
+    """Temporaries of the loss, each block's memory being the next one's: `train.losses`."""
     b, wide = s.element, max(4, s.element)
-    c, v, vd = min(s.chunk, s.rows), shape.vocab_size, shape.draft_vocab_size
-    narrow = 0 if b == wide else b
-    teacher = c * max(v * (wide + narrow), v * wide + (wide * vd if shape.full_vocab else 2 * wide * vd))
-    draft = c * vd * max(4 * wide, 3 * wide + narrow)
-    block = max(teacher, draft)
-    outputs = s.steps * _asked(s) * shape.hidden_size * b * (1 if s.cuda else 2 if b < 4 else 1)
-    of = "C x V x" if block == teacher else "C x Vd x"
-    cells = c * (v if block == teacher else vd)
+    c, vd = min(max(1, s.chunk // s.steps), s.rows), shape.draft_vocab_size
+    cell = wide + (0 if b == wide else b)  # a product in the weights' dtype beside its float32
+    columns = max(vd, min(COLUMNS, shape.vocab_size - vd) if s.outside else 0)
+    block = c * (columns * cell + vd * wide + s.steps * vd * cell)
+    outputs = s.steps * _asked(s) * shape.hidden_size * b
+    words = s.rows * _word_width(shape) * b
     return [
-        Part("block of logits", block, f"C={c:,} {of[4:]} {block / cells:.1f}", (FORWARD,)),
+        Part("block of logits", block, f"C={c:,} x ({columns:,} x {cell} + Vd x {wide} + K Vd x {cell})", (FORWARD,)),
         Part("normed outputs", outputs, "K x R x H", (FORWARD,)),
+        Part("words, projected", words, f"N x W={_word_width(shape):,} x {b}", (FORWARD,)),
     ]
 
 
+def _word_width(shape: DraftShape) -> int:
+    if shape.kind == "mla":
+        return shape.q_lora_rank + shape.kv_lora_rank + shape.qk_rope_head_dim
+    return (shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.head_dim
+
+
 def _step(shape: DraftShape, s: MemorySettings, sizes: dict[str, int]) -> list[Part]:
-    """Temporaries of the optimizer step: float32 gradients, the norm in double precision, AdamW's own on a CPU."""
+    """Temporaries of the optimizer step: float32 gradients, the norm in double precision; AdamW is fused."""
     count, b = sum(sizes.values()), s.element
     if s.stage == 0:
-        largest = max(sizes.values())
-        return [] if s.cuda else [Part("AdamW's temporaries", 2 * largest * 4, f"2 x {largest:,} x 4", (STEP,))]
+        return []
     share, own = _share(count, s.world), _touched(sizes, s.world) if s.stage < 3 else _share(count, s.world)
     largest = min(share, max(sizes.values()))
     if s.offload:
@@ -378,7 +382,7 @@ def _step(shape: DraftShape, s: MemorySettings, sizes: dict[str, int]) -> list[P
     ways = {
         f"fp64 norm: 8 x {largest:,} + {b} x {own:,}": 8 * largest + own * b,
         f"fp32 gradients: (4 + {b}) x P/{s.world} + {b} x {own:,}": share * ((4 if b < 4 else 0) + b) + own * b,
-        f"AdamW: P/{s.world} x {4 if s.cuda else 12}": share * (4 if s.cuda else 12),
+        f"AdamW: P/{s.world} x 4": share * 4,
     }
     text = max(ways, key=lambda name: ways[name])
     return [Part("optimizer's temporaries", ways[text], text, (STEP,))]

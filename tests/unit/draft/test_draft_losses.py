@@ -142,7 +142,7 @@ def test_validation_without_gradients_gives_the_same_numbers(make_draft, make_ba
 
 @pytest.mark.parametrize("draft_vocab", [17, 40])
 def test_teacher_probs_are_renormalised_and_judged_over_the_full_vocabulary(make_draft, monkeypatch, draft_vocab):
-    monkeypatch.setattr(losses, "_COLUMNS", 7)  # the rest of the vocabulary goes by in several pieces
+    monkeypatch.setattr(losses, "COLUMNS", 7)  # the rest of the vocabulary goes by in several pieces
     draft, teacher, states = make_draft(draft_vocab_size=draft_vocab), head(), torch.randn(9, 16, dtype=torch.float64)
     ids = torch.arange(draft_vocab) + draft.d2t
     full = teacher.logits(states) / 0.7

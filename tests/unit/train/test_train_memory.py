@@ -99,7 +99,7 @@ def test_activations_are_those_that_autograd_keeps(name: str, dtype: torch.dtype
     held, asked = held_for_backward(shape, dtype)
     assert asked < sum(LENGTHS)
     settings = MemorySettings(STEPS, sum(LENGTHS), element=dtype.itemsize, asked=asked, cuda=False, chunk=CHUNK)
-    names = ("fc's input, norms", "step outputs, norm", "unrolled steps")
+    names = ("fc's input, norms", "embeddings, norm", "step outputs, norm", "unrolled steps")
     counted = {part.name: part.size for part in train_memory(shape, settings).parts}
     assert sum(counted.get(name, 0) for name in names) == pytest.approx(held, rel=0.02)
 
