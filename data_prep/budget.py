@@ -60,7 +60,7 @@ def bytes_per_token(wiring: Wiring, codec: str = "raw", dtype: str = "bfloat16")
 class StoreBudget:
     """Size of a store, in bytes unless said otherwise.
 
-    `memory_bytes` is what the writer holds at most: a full shard being written, and one being filled, each up to
+    `memory_bytes` is what a `StoreWriter` holds at most: a full shard being written, and one being filled, each up to
     one sample longer than `shard_tokens`.
     """
 

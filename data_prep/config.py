@@ -115,7 +115,7 @@ class StoreConfig:
     """The hidden-state store on disk."""
 
     codec: str = "raw"  # "raw"; "lossless": 2/3 of its size, bit for bit; "fp8", "int8": about half, rounded
-    shard_tokens: int = 16384  # tokens per shard; a shard is the unit that a crash can cost
+    shard_tokens: int = 16384  # tokens per shard, which workers claim; a crash costs those not yet written
     accept_other_wiring: bool = False  # read by name from a store made for another wiring that holds the sites needed
     verify_records: int = 3  # records computed again with Hugging Face's target before training; 0 = none
     verify_max_gib: float = 20.0  # ... unless the target's weights are larger than this

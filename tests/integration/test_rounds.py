@@ -102,6 +102,7 @@ def test_rounds_of_several_epochs_give_the_same_weights_within_the_budget(whole:
     assert weights(whole, "r2") == weights(whole, "two")
     rounds = int(re.search(r"(\d+) rounds: at most", told)[1])  # type: ignore[index]
     assert rounds >= 4
+    assert "rounds are short beside a window of 32 batches" in told  # which here holds every record
     assert told.count("computed again: every tensor") == told.count(f" of {rounds}: steps ") == rounds  # each looked at
     assert BUDGET / 3 < gauge.most <= BUDGET
     held = states(whole[0] / "r2/store")

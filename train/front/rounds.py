@@ -33,6 +33,7 @@ from train.front.extraction import Work, run_extraction
 from train.resume import check_same_job, newest_whole
 
 MARKER = "rounds.json"
+MUCH = 1.2  # computed tokens a stored one, above which the width of windows is worth a word
 
 
 def plan_rounds(config: RedraftConfig, lengths: Sequence[int], held_out: Sequence[int]) -> RoundPlan | None:
@@ -100,6 +101,12 @@ def check_rounds(run: Run, plan: RoundPlan) -> None:
         f"{plan.computed_tokens:,} tokens are computed and {plan.stored_tokens:,} stored, where all at once would be "
         f"{plan.whole_tokens:,}"
     )
+    window = run.config.capture.window_batches
+    if plan.computed_tokens > MUCH * plan.stored_tokens and window > 1:
+        console.print(
+            f"      rounds are short beside a window of {window} batches, so much is computed twice: a lower "
+            "capture.window_batches computes less, with more padding (docs/rounds.md)"
+        )
 
 
 def take_store(run: Run) -> None:
@@ -171,7 +178,7 @@ class Rounds:
             check()
             last = number + 1 == len(self.plan.rounds)
             result = train(replace(job, stop_at=0 if last else one.last))
-            gc.collect()  # lets go of mapped shards, which hold the disk's space even when they are removed
+            gc.collect()  # lets go of the round's last batches, and of whatever else still holds a shard open
             if last:
                 self._finished()
                 return result
