@@ -1,4 +1,8 @@
-"""Named tensors -> what the draft trains on. The one place that concatenates sites and shifts rows."""
+"""Named tensors -> what the draft trains on: sites beside one another, rows shifted.
+
+`standardize` is the plain way. Training's reader (`train.front.source.StoreSource.fill`) writes the same rows in place,
+by this module's shift, and is held to it bit for bit.
+"""
 
 from __future__ import annotations
 

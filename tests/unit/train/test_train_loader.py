@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from data_prep.store import Store
 from eagle3 import state_read
 from eagle3.errors import DataError, IntegrityError, RedraftError, WiringError
 from eagle3.state_read import Spent, StateReader
+from eagle3.ttt import PackedBatch
 from train.batches import read_micro_batches
 from train.config import TrainConfig
 from train.decoders import Decoders, Region
@@ -128,10 +130,58 @@ def test_a_batch_stays_good_for_backward_while_others_are_read(stores: dict[str,
     for step in stream:
         for batch in step:
             product = (batch.features * weight).sum()
-            for other in list(stream._alive)[1:]:
-                _ = [fill.result() for fill in other.fills]
+            for other in list(stream._alive)[1:]:  # written to as a thread does, which autograd counts
+                if other.ready and other.features is not None:
+                    other.features.copy_(other.features.clone())
             product.backward()
     loader.close()
+
+
+class Upload:
+    """A copy of a batch, as `train.uploads` would make on a GPU."""
+
+    def __init__(self, batch: PackedBatch) -> None:
+        self.batch = replace(batch, **{name: getattr(batch, name).clone() for name in FIELDS})
+        self.taken = self.waited = 0
+
+    def take(self) -> PackedBatch:
+        self.taken += 1
+        return self.batch
+
+    def wait(self) -> None:
+        self.waited += 1
+
+
+class Uploads:
+    """Remembers every upload, and how many had begun when each was taken."""
+
+    def __init__(self) -> None:
+        self.all: list[Upload] = []
+
+    def begin(self, batch: PackedBatch) -> Upload:
+        self.all.append(Upload(batch))
+        return self.all[-1]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_batches_are_copied_to_a_gpu_once_and_one_ahead(stores: dict[str, Path]) -> None:
+    loader, plan, source = open_loader(stores["lossless"])
+    loader.uploads = uploads = Uploads()  # type: ignore[assignment]
+    begun = 0
+    for number, step in enumerate(loader.stream(0)):
+        plain = read_micro_batches(source, plan.micro_batches(number))
+        for fill in [fill for micro in list(step._stream._alive)[:2] for fill in micro.fills]:
+            fill.result()
+        for batch, wanted in zip(step, plain, strict=True):
+            begun += uploads.all[-1].batch is not batch
+            assert all(torch.equal(getattr(batch, name), getattr(wanted, name)) for name in FIELDS)
+    micros = plan.total_steps * plan.accumulation
+    assert len(uploads.all) == micros and all((one.taken, one.waited) == (1, 1) for one in uploads.all)
+    assert begun >= plan.total_steps - 1  # the next one's copy had begun while this one was worked on
+    loader.close()
+    assert uploads.closed
 
 
 def test_small_bound_still_reads_one_beside_the_one_in_use(stores: dict[str, Path]) -> None:
