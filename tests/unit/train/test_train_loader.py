@@ -26,7 +26,7 @@ from eagle3 import state_read
 from eagle3.errors import DataError, IntegrityError, RedraftError, WiringError
 from eagle3.state_read import Spent, StateReader
 from eagle3.ttt import PackedBatch
-from train.batches import read_micro_batches
+from train.batches import StepPlan, read_micro_batches
 from train.config import TrainConfig
 from train.decoders import Decoders, Region
 from train.front.source import StoreSource
@@ -182,6 +182,22 @@ def test_batches_are_copied_to_a_gpu_once_and_one_ahead(stores: dict[str, Path])
     assert begun >= plan.total_steps - 1  # the next one's copy had begun while this one was worked on
     loader.close()
     assert uploads.closed
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gets_the_same_batches_from_locked_memory(stores: dict[str, Path]) -> None:
+    source, cfg = open_source(stores["int8"]), TrainConfig(global_batch_size=4, micro_batch_size=2, loader_workers=1)
+    plan = StepPlan(RECORDS, cfg, 1, 0)
+    loader = Loader(cfg, torch.device("cuda"), [Split(source, plan.micro_batches, range(6))])
+    try:
+        assert loader.uploads is not None and loader.uploads.locked
+        for number, step in enumerate(loader.stream(0)):
+            for batch, wanted in zip(step, read_micro_batches(source, plan.micro_batches(number)), strict=True):
+                assert batch.features.is_cuda
+                assert all(torch.equal(getattr(batch, name).cpu(), getattr(wanted, name)) for name in FIELDS)
+                del batch
+    finally:
+        loader.close()
 
 
 def test_small_bound_still_reads_one_beside_the_one_in_use(stores: dict[str, Path]) -> None:
