@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3.draft import Eagle3Draft
-from eagle3.errors import ConfigError
+from eagle3.errors import ConfigError, DataError
 
 SELF_SCORE = 16.0  # attention score of a token with itself, before the softmax
 
@@ -79,7 +79,14 @@ def fit_linear(moments: Moments, ridge: float) -> LinearStart:
     Args:
         moments: of at least one row.
         ridge: penalty, as a share of each input's mean square.
+
+    Raises:
+        DataError: a state is not finite, or all are zero.
     """
+    if not (bool(moments.inputs.isfinite().all()) and bool(moments.cross.isfinite().all()) and moments.inputs.any()):
+        why = "a hidden state among the rows is not a finite number, or all are 0"
+        mend = "check the store with `python -m eval.probe store`, or set draft.init_fc=last"
+        raise DataError("the start cannot be fitted", where="draft.init_fc=fitted", why=why, mend=mend)
     shape = moments.draft.shape
     split = shape.num_aux * shape.hidden_size
     size = (moments.inputs.diagonal() / moments.rows).clamp(min=1e-12)

@@ -30,7 +30,7 @@ from train.front.stages import train_job
 from train.job import TrainJob
 from train.parts import open_parts
 
-QUIET = ("track.wandb=disabled", "mark_latest=false")
+QUIET = ("track.wandb=disabled", "mark_latest=false", "store.verify_records=0")
 TRAINER = Path(__file__).with_name("specforge_train.py")
 
 
@@ -99,8 +99,14 @@ class Outcome:
 
 
 def outcome_key(setting: Setting, variant: Variant, seed: int, identity: dict[str, Any]) -> str:
-    """SHA-256 over what decides the outcome: data and draft (`identity`), side, its settings, steps, seed."""
-    own = list(variant.settings) if variant.side == "specforge" else []
+    """SHA-256 over what decides the outcome: the job's `identity`, side, its settings, steps, seed.
+
+    Of our job another trainer takes the data, their order, and the draft's sizes and vocabulary.
+    """
+    own: list[str] = []
+    if variant.side == "specforge":
+        taken = ("content", "wiring", "target", "shape", "train.global_batch_size", "train.epochs")
+        identity, own = {name: identity[name] for name in taken}, list(variant.settings)
     return sha256_json({"identity": identity, "side": variant.side, "own": own, "steps": setting.steps, "seed": seed})
 
 
@@ -135,12 +141,12 @@ def run_process(command: list[str], what: str) -> None:
 
 def run_variant(setting: Setting, variant: Variant, seed: int, measure: bool) -> Outcome:
     """One variant with one seed; what a former call finished is taken over."""
-    folder = setting.work / variant.name / f"seed-{seed}"
+    folder = setting.work / f"{variant.name}-{setting.steps}" / f"seed-{seed}"
     own = variant.settings if variant.side == "redraft" else ()
     config = setting.config(folder, seed, own)
     run = Run.create(config, folder)
     job = train_job(run, folder / "train")
-    key = outcome_key(setting, variant, seed, job.full_identity())
+    key = outcome_key(setting, variant, seed, {**job.full_identity(), "shape": job.model_args["shape"]})
     path = folder / "outcome.json"
     outcome = _former(path, key)
     if outcome is None:

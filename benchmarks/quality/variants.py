@@ -40,49 +40,58 @@ def _theirs(name: str, about: str, *settings: str) -> Variant:
 
 
 def screen() -> list[Variant]:
-    """One setting changed at a time."""
+    """One setting changed at a time: from what the preset had before ("last"), and from the fitted start ("fitted")."""
     return [
-        _own("base", "the preset as it is"),
-        _own("temp-0.5", "teacher temperature 0.5", "train.objective.teacher_temperature=0.5"),
-        _own("temp-0.7", "teacher temperature 0.7", "train.objective.teacher_temperature=0.7"),
-        _own("tv", "total variation alone", "train.objective.kind=acceptance"),
-        _own("log-accept", "minus log of the chance of being kept", "train.objective.kind=log_acceptance"),
-        _own("mixed", "half cross entropy, half total variation", "train.objective.kind=mixed"),
-        _own("mixed-fade", "cross entropy fading", *_MIXED_FADE),
-        _own("decay-1", "steps weigh alike", "train.step_decay=1.0"),
-        _own("decay-0.6", "later steps weigh less", "train.step_decay=0.6"),
-        _own("steps-2", "2 unrolled steps", "train.ttt_steps=2"),
-        _own("steps-5", "5 unrolled steps", "train.ttt_steps=5"),
-        _own("noise-0.2", "feature noise 0.2", "train.feature_noise=0.2"),
-        _own("linear", "linear schedule", "train.schedule=linear"),
-        _own("wsd", "flat, then a fall over the last 30%", "train.schedule=wsd", "train.decay_ratio=0.3"),
-        _own("lr-1e-3", "half the rate", "train.lr=1e-3"),
-        _own("lr-4e-3", "twice the rate", "train.lr=4e-3"),
-        _own("vocab-4096", "smaller draft vocabulary", "draft.vocab_size=4096"),
-        _own("vocab-12288", "larger draft vocabulary", "draft.vocab_size=12288"),
+        _own("last", "starts by passing the last site through", *LAST),
+        _own("last-temp-0.5", "teacher temperature 0.5", *LAST, "train.objective.teacher_temperature=0.5"),
         _own("random-fc", "fc from random weights", "draft.init_fc=random"),
-        _own("random-head", "head from random weights", "draft.init_lm_head=random"),
-        _own("norm-1", "the target's norm as it is", "draft.init_norm_scale=1.0"),
-        _own("fitted", "start fitted by least squares", "draft.init_fc=fitted"),
-        _own("fitted-norm-1", "the same, norm as it is", "draft.init_fc=fitted", "draft.init_norm_scale=1.0"),
-        _own("fitted-lr-1e-3", "the same, half the rate", "draft.init_fc=fitted", "train.lr=1e-3"),
-        _own("layer-mlp", "MLP of the target's last layer", "draft.init_layer=target_mlp"),
-        _own("layer", "the target's whole last layer", "draft.init_layer=target"),
+        _own("random-head", "head from random weights", *LAST, "draft.init_lm_head=random"),
+        _own("layer-mlp", "MLP of the target's last layer", *LAST, "draft.init_layer=target_mlp"),
+        _own("layer", "the target's whole last layer", *LAST, "draft.init_layer=target"),
+        _fitted("fitted", "starts from the best linear guess"),
+        _fitted("norm-0.6", "head's norm at 0.6 of the target's", "draft.init_norm_scale=0.6"),
+        _fitted("norm-1", "head's norm as the target's", "draft.init_norm_scale=1.0"),
+        _fitted("lr-1e-3", "half the rate", "train.lr=1e-3"),
+        _fitted("lr-4e-3", "twice the rate", "train.lr=4e-3"),
+        _fitted("mixed-fade", "cross entropy that fades into total variation", *MIXED_FADE),
+        _fitted("mixed", "half cross entropy, half total variation", "train.objective.kind=mixed"),
+        _fitted("log-accept", "minus log of the chance of being kept", "train.objective.kind=log_acceptance"),
+        _fitted("tv", "total variation alone", "train.objective.kind=acceptance"),
+        _fitted("temp-0.7", "teacher temperature 0.7", "train.objective.teacher_temperature=0.7"),
+        _fitted("temp-0.5", "teacher temperature 0.5", "train.objective.teacher_temperature=0.5"),
+        _fitted("decay-1", "steps weigh alike", "train.step_decay=1.0"),
+        _fitted("decay-0.6", "later steps weigh less", "train.step_decay=0.6"),
+        _fitted("steps-2", "2 unrolled steps", "train.ttt_steps=2"),
+        _fitted("steps-5", "5 unrolled steps", "train.ttt_steps=5"),
+        _fitted("noise-0.2", "feature noise 0.2", "train.feature_noise=0.2"),
+        _fitted("linear", "linear schedule", "train.schedule=linear"),
+        _fitted("wsd", "flat, then a fall over the last 30%", "train.schedule=wsd", "train.decay_ratio=0.3"),
+        _fitted("vocab-4096", "smaller draft vocabulary", "draft.vocab_size=4096"),
+        _fitted("vocab-12288", "larger draft vocabulary", "draft.vocab_size=12288"),
+        _fitted("fitted-mlp", "and the MLP of the target's last layer", "draft.init_layer=target_mlp"),
         _theirs("specforge-1e-4", "as documented: K 7, rate 1e-4"),
         _theirs("specforge-5e-4", "five times the rate", "--lr=5e-4"),
         _theirs("specforge-2e-3", "twenty times the rate", "--lr=2e-3"),
+        _theirs("specforge-k3-2e-3", "twenty times the rate, K 3", "--lr=2e-3", "--ttt-length=3"),
+        _theirs("specforge-k3-5e-3", "fifty times the rate, K 3", "--lr=5e-3", "--ttt-length=3"),
     ]
 
 
-_MIXED_FADE = ("train.objective.kind=mixed", "train.objective.ce_weight=1.0", "train.objective.ce_fade=3.0")
+LAST = ("draft.init_fc=last", "draft.init_norm_scale=0.3")
+FITTED = ("draft.init_fc=fitted", "draft.init_norm_scale=0.3")
+MIXED_FADE = ("train.objective.kind=mixed", "train.objective.ce_weight=1.0", "train.objective.ce_fade=3.0")
+
+
+def _fitted(name: str, about: str, *settings: str) -> Variant:
+    return _own(name, about, *FITTED, *settings)
 
 
 def final() -> list[Variant]:
     """The best of the screen, what was there before, and SpecForge, each at its best."""
     return [
-        _own("base", "the preset as it is"),
-        _theirs("specforge-1e-4", "as documented: K 7, rate 1e-4"),
-        _theirs("specforge-2e-3", "its best rate here", "--lr=2e-3"),
+        _own("preset", "the preset as it is"),
+        _own("last", "as the preset was before", *LAST),
+        _theirs("specforge-2e-3", "K 7, its best rate", "--lr=2e-3"),
     ]
 
 

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle3.config import DraftConfig
 from eagle3.draft import DraftCache, Eagle3Draft
 from eagle3.draft_fit import LinearStart, Moments, fit_linear, put_linear
 from eagle3.draft_shape import DraftShape
+from eagle3.errors import ConfigError, DataError
 
 H, A, V = 48, 3, 60
 
@@ -126,10 +128,19 @@ def test_the_draft_says_what_the_regression_says(changes: dict[str, Any]) -> Non
     assert F.cosine_similarity(found, state[:20]).mean() > 0.9
 
 
-def test_latent_attention_is_refused() -> None:
-    from eagle3.config import DraftConfig
-    from eagle3.errors import ConfigError
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), None])
+def test_states_that_cannot_be_fitted_are_told(bad: float | None) -> None:
+    draft = fresh()
+    features, tokens, state = rows(draft, 50, 4)
+    moments = Moments(draft)
+    if bad is not None:
+        features[3, 5] = bad
+        moments.add(features, tokens, state)
+    with pytest.raises(DataError, match="cannot be fitted"):
+        fit_linear(moments, 1e-2)
 
+
+def test_latent_attention_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"draft\.init_fc"):
         DraftConfig(kind="mla", init_fc="fitted").validate()
     with pytest.raises(ConfigError, match=r"draft\.init_layer"):

@@ -58,7 +58,7 @@ def test_every_variant_of_a_plan_is_a_valid_configuration(plan: str, tmp_path: P
 
 
 def test_a_plan_is_narrowed_by_name_and_a_wrong_name_is_told() -> None:
-    assert [variant.name for variant in chosen("screen", ["tv", "base"])] == ["base", "tv"]
+    assert [variant.name for variant in chosen("screen", ["tv", "last"])] == ["last", "tv"]
     with pytest.raises(ConfigError, match="--only"):
         chosen("screen", ["no-such"])
     with pytest.raises(ConfigError, match="--plan"):
@@ -66,18 +66,24 @@ def test_a_plan_is_narrowed_by_name_and_a_wrong_name_is_told() -> None:
 
 
 def test_an_outcome_is_taken_over_only_for_the_same_training(tmp_path: Path) -> None:
-    variant = Variant("a", ("--lr=1",), "specforge")
-    key = outcome_key(setting(tmp_path), variant, 0, {"content": "x"})
-    write_json(tmp_path / "outcome.json", asdict(Outcome("a", 0, 1.2, [0.2], 5.0, key)))
-    assert _former(tmp_path / "outcome.json", key) == Outcome("a", 0, 1.2, [0.2], 5.0, key)
-    for other in (
-        outcome_key(setting(tmp_path), variant, 0, {"content": "y"}),
-        outcome_key(setting(tmp_path), variant, 1, {"content": "x"}),
-        outcome_key(setting(tmp_path, steps=5), variant, 0, {"content": "x"}),
-        outcome_key(setting(tmp_path), Variant("a", ("--lr=2",), "specforge"), 0, {"content": "x"}),
-        outcome_key(setting(tmp_path), Variant("a", (), "redraft"), 0, {"content": "x"}),
-    ):
-        assert _former(tmp_path / "outcome.json", other) is None
+    identity = {name: name for name in ("content", "wiring", "target", "shape", "train.global_batch_size")}
+    identity |= {"train.epochs": 1, "train.lr": 0.1}
+    theirs, ours = Variant("a", ("--lr=1",), "specforge"), Variant("a", ("train.lr=0.1",))
+    for variant in (theirs, ours):
+        key = outcome_key(setting(tmp_path), variant, 0, identity)
+        write_json(tmp_path / "outcome.json", asdict(Outcome("a", 0, 1.2, [0.2], 5.0, key)))
+        assert _former(tmp_path / "outcome.json", key) == Outcome("a", 0, 1.2, [0.2], 5.0, key)
+        for other in (
+            outcome_key(setting(tmp_path), variant, 0, {**identity, "content": "y"}),
+            outcome_key(setting(tmp_path), variant, 1, identity),
+            outcome_key(setting(tmp_path, steps=5), variant, 0, identity),
+        ):
+            assert _former(tmp_path / "outcome.json", other) is None
+    faster = {**identity, "train.lr": 0.2}  # concerns our side alone
+    assert outcome_key(setting(tmp_path), ours, 0, faster) != outcome_key(setting(tmp_path), ours, 0, identity)
+    assert outcome_key(setting(tmp_path), theirs, 0, faster) == outcome_key(setting(tmp_path), theirs, 0, identity)
+    again = Variant("a", ("--lr=2",), "specforge")
+    assert outcome_key(setting(tmp_path), again, 0, identity) != outcome_key(setting(tmp_path), theirs, 0, identity)
     assert _former(tmp_path / "none.json", key) is None
 
 
