@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from torch import nn
 from benchmarks.gpu.synthetic import Sizes
 from benchmarks.gpu.timebox import Clock
 from benchmarks.side_by_side import Pair, take_turns
-from eagle3.errors import RedraftError
 from eagle3.wiring import Site, Wiring
 
 ROUNDS, VOCABULARY = 3, 1024
@@ -53,6 +51,7 @@ def measure(sizes: Sizes, codec: str, device: torch.device, folder: Path, clock:
         seconds of both sides in each round, tokens a second of both, times as long as the bare forward, bytes a second.
     """
     from benchmarks.extract import bare_forward, random_records
+    from benchmarks.fill_store import FillStore
     from data_prep.capture.hf import HFCapture
 
     aux = tuple(Site(layer) for layer in range(1, sizes.target_layers))
@@ -60,12 +59,13 @@ def measure(sizes: Sizes, codec: str, device: torch.device, folder: Path, clock:
     capture = HFCapture.from_model(random_target(sizes, device), wiring)
     length = sizes.packed[1]
     records = random_records(sizes.documents, length, VOCABULARY)
-    bare = bare_forward(capture, records, 4 * length)
+    budget = (4 * length, 8 * length)
+    bare = bare_forward(capture, records, *budget)
     folder.mkdir(parents=True, exist_ok=True)
     rounds: list[Pair] = []
     size = 0
     with tempfile.TemporaryDirectory(prefix=".gpu-", dir=folder) as place:
-        fill = _Fill(codec, capture, records, Path(place) / "store", 4 * length)
+        fill = FillStore(codec, capture, records, Path(place) / "store", *budget)
         fill()
         bare()
         while len(rounds) < ROUNDS and not (rounds and clock.over):
@@ -85,27 +85,3 @@ def measure(sizes: Sizes, codec: str, device: torch.device, folder: Path, clock:
         "bytes": size,
         "bytes_per_second": size / slow,
     }
-
-
-class _Fill:
-    """A call that fills a new store; `clear` removes it and gives its bytes."""
-
-    def __init__(self, codec: str, capture: Any, records: dict[str, list[Any]], path: Path, batch: int) -> None:
-        from datasets import Dataset
-
-        from data_prep.store import StoreManifest
-
-        self.capture, self.prepared, self.path, self.batch = capture, Dataset.from_dict(records), path, batch
-        self.manifest = StoreManifest(capture.wiring, {"name": "benchmark"}, "none", codec=codec, capture=capture.info)
-
-    def __call__(self) -> None:
-        from data_prep.extract import extract
-
-        done = extract(self.prepared, self.capture, self.path, self.manifest, self.batch, 2 * self.batch)
-        if not done.complete:
-            raise RedraftError("the extraction is not whole", why=f"{done.records} of {len(self.prepared)} records")
-
-    def clear(self) -> int:
-        size = sum(path.stat().st_size for path in self.path.rglob("*.safetensors"))
-        shutil.rmtree(self.path)
-        return size
