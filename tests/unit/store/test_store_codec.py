@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks import store as benchmark
 from data_prep.capture.sample import CapturedSample
 from data_prep.store import Store, StoreManifest, StoreWriter
+from eagle3 import state_codec
 from eagle3.errors import DataError, IntegrityError, RedraftError
 from eagle3.shard_file import Shard
 from eagle3.state_codec import ASIDE, BLOCK, CODECS, blocks, numbers_of, state_bytes
@@ -326,3 +327,20 @@ def test_the_benchmark_leaves_its_figures_and_no_shard(
         writer.append(make_sample("r0"))
         writer.finalize()
     assert benchmark.main(["--store", str(tmp_path / "eight"), "--out", str(out)]) == 2
+
+
+@pytest.mark.parametrize("width", [BLOCK, 3 * BLOCK])
+@pytest.mark.parametrize("power", [-38, -30, -3, 0, 4, 30, 35])
+def test_steps_in_place_are_the_steps_to_the_bit(width: int, power: int) -> None:
+    gen = torch.Generator().manual_seed(power)
+    state = (torch.randn(9, width, generator=gen) * torch.randn(width, generator=gen).exp() * 10.0**power).bfloat16()
+    state[2] = 0.0
+    parts = CODECS["int8"].encode(state)
+    codes, scales = numbers_of(parts[0], torch.int8).view(9, width), numbers_of(parts[1], torch.bfloat16).view(9, -1)
+    aside = numbers_of(parts[2], torch.bfloat16).view(9, -1, ASIDE)
+    places = numbers_of(parts[3], torch.uint8).view(9, -1, ASIDE)
+    plain, fast = torch.empty(9, width).bfloat16(), torch.empty(9, 2 * width).bfloat16()[:, width:]
+    state_codec._steps(codes, scales, aside, places, plain)
+    state_codec._steps_in_place(codes, scales, aside, places, fast)
+    assert torch.equal(plain.view(torch.int16), fast.contiguous().view(torch.int16))
+    assert torch.equal(CODECS["int8"].decode(parts, "bfloat16", width), plain)
