@@ -273,7 +273,7 @@ def reckon(args: argparse.Namespace) -> tuple[list[Table], dict[str, Any]]:
     links = Links(nvlink=args.nvlink, cards=args.cards, card=args.card)
     shape, wiring = KIMI.shape(draft_vocab=args.draft_vocab), Wiring.native("kimi_k25", 61, KIMI.hidden)
     count = sum(trained_parameters(shape).values())
-    lengths = long_tailed(100_000, *args.lengths, args.longest)
+    lengths = long_tailed(100_000, args.lengths[0], args.lengths[1], args.longest)
     per_node = machine.gpus_per_node
     gpus = [1, *(per_node * nodes for nodes in args.nodes)]
 
@@ -284,7 +284,7 @@ def reckon(args: argparse.Namespace) -> tuple[list[Table], dict[str, Any]]:
     raw = bytes_per_token(wiring, "raw").high + TOKEN_BYTES
     grows = [both(size, args.samples * size) for size in gpus]
     stays = [both(size, args.batch) for size in gpus if args.batch % size == 0]
-    named = {"random lengths": lengths}
+    named: dict[str, Sequence[int]] = {"random lengths": lengths}
     if args.prepared:
         named["prepared"] = prepared_lengths(args.prepared, "train")
     node = next((pair[1] for pair in grows if pair[0].gpus == per_node), grows[-1][1])

@@ -51,7 +51,7 @@ def products(sizes: Sizes) -> dict[str, tuple[int, int, int]]:
     block = min(1024, n)  # train.head_chunk
     return {
         "square": (sizes.square,) * 3,
-        "queries, keys, values": (n, 2 * h, heads),
+        "a half of queries, keys, values": (n, h, heads),
         "output": (n, heads, h),
         "gate, up": (n, h, inner),
         "down": (n, inner, h),

@@ -19,6 +19,8 @@ from train.metrics import read_metrics
 ANSWER_SHARE = 0.5  # of regenerate.max_tokens, taken as the mean answer
 TEXT_BYTES = 8  # a token's bytes in JSON lines, its id kept beside its text
 CHECKPOINT_BYTES = 14  # a trained parameter's in a checkpoint: weight, float32 master weight, two moments
+# Projections of the joined word and state (`eagle3.draft_layer.JointLinear`), by the names of both kinds of draft.
+WORD_READERS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 # Published for Kimi-K2.5 (docs/kimi_k25.md): what a plan's hours can be held against.
 PUBLISHED_TOKENS, PUBLISHED_GPU_HOURS = 6e9, 1500.0
 
@@ -108,15 +110,17 @@ def active_parameters(config: RedraftConfig) -> tuple[float, str]:
 def flops_per_token(shape: DraftShape, steps: int) -> tuple[float, str]:
     """Training FLOPs a supervised token: products forward and backward of K passes of the layer and the head.
 
-    `6 (fc + K (layer + head)) + 2 V H`: two for a product forward, four backward; the teacher's head runs forward only.
-    Attention's products are left out: at 4,096 tokens they are under a tenth.
+    `6 (once + K (layer + head)) + 2 V H`: two for a product forward, four backward; the teacher's head runs forward
+    only. `once`: `fc`, and the words' half of the projections that read words beside states, computed once for all K
+    passes. Attention's products are left out: at 4,096 tokens they are under a tenth.
     """
     sizes = trained_parameters(shape)
-    fc, head = sizes["fc.weight"], sizes["lm_head.weight"]
-    layer = sum(sizes.values()) - fc - head
+    head = sizes["lm_head.weight"]
+    once = sizes["fc.weight"] + sum(size // 2 for name, size in sizes.items() if name.split(".")[-2] in WORD_READERS)
+    layer = sum(sizes.values()) - head - once
     teacher = shape.vocab_size * shape.hidden_size
-    total = 6.0 * (fc + steps * (layer + head)) + 2.0 * teacher
-    text = f"6 x ({fc / 1e6:.0f}M + {steps} x ({layer / 1e6:.0f}M + {head / 1e6:.0f}M)) + 2 x {teacher / 1e6:.0f}M"
+    total = 6.0 * (once + steps * (layer + head)) + 2.0 * teacher
+    text = f"6 x ({once / 1e6:.0f}M + {steps} x ({layer / 1e6:.0f}M + {head / 1e6:.0f}M)) + 2 x {teacher / 1e6:.0f}M"
     return total, f"{text} = {total / 1e9:.1f} GFLOP"
 
 

@@ -30,7 +30,7 @@ def test_the_plain_step_does_what_the_formula_says_of_its_rows(kind: str, draft_
         plain_loss(parts.draft, batch, parts.teacher, weights)[0].backward()
     rows = documents * length
     # Every row at every step, every row with every other; its own keys of later steps are no matrix product there.
-    work = Work(rows, (rows,) * steps, (rows * length,) * steps, (rows,) * steps, rows)
+    work = Work(rows, (rows,) * steps, (rows * length,) * steps, (rows,) * steps, rows, steps * rows, steps * rows)
     assert counter.get_total_flops() == step_flops(shape, work)["total"]
 
 
@@ -45,6 +45,8 @@ def test_work_is_what_the_losses_depend_on() -> None:
     assert work.keyed == 3 + 2
     assert work.pairs == (1 + 2 + 3 + 1 + 2, (1 + 1) + (2 + 1) + (1 + 1), 1 + 2)
     assert work.taught == 3
+    # Rows 0, 1 ask in step 1 and row 0 in step 2; row 3 in step 1: they read words of rows 1 to 4.
+    assert (work.key_words, work.query_words) == (5, 5)
 
 
 def test_prompt_rows_cost_keys_and_nothing_else() -> None:
@@ -59,5 +61,5 @@ def test_prompt_rows_cost_keys_and_nothing_else() -> None:
 def test_the_plans_rule_of_thumb_is_near_at_kimis_sizes(kind: str, words: int) -> None:
     shape, rows, steps = KIMI.shape(kind, draft_vocab=words), 4096, 4
     pairs = rows * (rows + 1) // 2
-    exact = step_flops(shape, Work(rows, (rows,) * steps, (pairs,) * steps, (rows,) * steps, rows))["total"]
+    exact = step_flops(shape, Work(rows, (rows,) * steps, (pairs,) * steps, (rows,) * steps, rows, rows, rows))["total"]
     assert flops_per_token(shape, steps)[0] * rows == pytest.approx(exact, rel=0.12)

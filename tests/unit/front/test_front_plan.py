@@ -66,8 +66,9 @@ def test_hours_follow_from_the_formula(elsewhere: Path) -> None:
     assert slow.hours == pytest.approx(slow.high / 0.1e9 / 3600)
     assert cost(kimi("hardware.nodes=4"), "extract").hours == pytest.approx(by_hand / 4)
     each, said = flops_per_token(draft_of(config), 4)
-    layer = 3 * 14336 * 8192 + 8192 * 7168 + 3 * 7168 * 12288 + 4 * 7168
-    assert each == pytest.approx(6 * (3 * 7168**2 + 4 * (layer + 32000 * 7168)) + 2 * 163840 * 7168, rel=1e-6)
+    words = 3 * 7168 * 8192  # half of q, k and v, once for all steps
+    layer = words + 8192 * 7168 + 3 * 7168 * 12288 + 4 * 7168
+    assert each == pytest.approx(6 * (3 * 7168**2 + words + 4 * (layer + 32000 * 7168)) + 2 * 163840 * 7168, rel=1e-6)
     assert f"= {each / 1e9:.1f} GFLOP" in said
 
 
