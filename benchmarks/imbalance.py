@@ -24,7 +24,7 @@ class Imbalance:
     high: float
 
 
-def imbalance(lengths: Sequence[int], world: int, batch: int, steps: int = 200, seed: int = 0) -> Imbalance:
+def imbalance(lengths: Sequence[int], world: int, batch: int, steps: int = 100, seed: int = 0) -> Imbalance:
     """What `StepPlan` gives each process, step by step.
 
     Args:
@@ -40,7 +40,7 @@ def imbalance(lengths: Sequence[int], world: int, batch: int, steps: int = 200, 
     return _of(np.array(loads))
 
 
-def balanced(lengths: Sequence[int], world: int, batch: int, steps: int = 200, seed: int = 0) -> Imbalance:
+def balanced(lengths: Sequence[int], world: int, batch: int, steps: int = 100, seed: int = 0) -> Imbalance:
     """The same steps and conversations, were these dealt out by length: each to the emptiest process with room.
 
     Every process still gets equally many conversations, longest first.

@@ -2,9 +2,8 @@
 
     python -m benchmarks.scaling [--nodes 1 2 4 8] [--prepared RUN/prepared] [--lengths 700 0.8]
 
-A step is the slowest process's forward and backward, then the sum of the gradients, then the optimizer: none of them
-overlaps the others, because autograd adds up the K steps' gradients of the one layer and hands them over at the end of
-backward. The draft is Kimi-K2.5's preset (conf/conf/kimi_k25.yaml); rates are assumptions, each an option.
+A step is the slowest process's forward and backward, then the sum of the gradients, then the optimizer: no overlap
+is counted, because autograd adds up the K steps' gradients of the one layer and hands them over at the end of backward. The draft is Kimi-K2.5's preset (conf/conf/kimi_k25.yaml); rates are assumptions, each an option.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.flops import Work, step_flops
 from benchmarks.gpu.synthetic import KIMI
 from benchmarks.imbalance import balanced, imbalance, long_tailed
 from data_prep.budget import TOKEN_BYTES, bytes_per_token
@@ -182,6 +182,28 @@ def speed_table(title: str, rows: Sequence[tuple[StepTime, StepTime]], token_byt
     return table
 
 
+def share_table(steps: Sequence[int], rows: Sequence[int]) -> Table:
+    """What a step at Kimi-K2.5's sizes is made of, by operations; every row of one document supervised."""
+    parts = ("fc", "layer", "words", "attention", "head", "teacher")
+    table = _table("shares of a step's operations", ["rows, K, Vd", "GFLOP a row", *parts])
+    for length in rows:
+        for count in steps:
+            for words in KIMI.draft_vocabs:
+                flops = step_flops(KIMI.shape(draft_vocab=words), whole_work(length, count))
+                cells = [
+                    f"{flops['total'] / length / 1e9:.1f}",
+                    *(f"{flops[part] / flops['total']:.0%}" for part in parts),
+                ]
+                table.add_row(f"{length:,}, {count}, {words:,}", *cells)
+    return table
+
+
+def whole_work(rows: int, steps: int) -> Work:
+    """Of one document whose every row asks in every step, its end apart."""
+    every = (rows,) * steps
+    return Work(rows, every, (rows * (rows + 1) // 2,) * steps, every, rows, rows, rows)
+
+
 def stage_table(parameters: int, steps: int, machine: HardwareConfig, links: Links, gpus: Sequence[int]) -> Table:
     """What each ZeRO stage sends."""
     table = _table("a GPU sends each step, and how long that takes", ["GPUs", "ZeRO 0, 1, 2", "", "ZeRO 3", ""])
@@ -200,9 +222,7 @@ def stage_table(parameters: int, steps: int, machine: HardwareConfig, links: Lin
 
 def codec_table(found: StepTime, wiring: Wiring, machine: HardwareConfig) -> Table:
     """What a node's loader must read under each codec, to keep up with one whole node."""
-    table = _table(
-        "what one node reads to keep its GPUs busy", ["codec", "B a token", "GB/s", f"of {machine.disk_read_gbps:g}"]
-    )
+    table = _table("what one node must read", ["codec", "B a token", "GB/s", f"of {machine.disk_read_gbps:g}"])
     for codec in STATE_CODECS:
         size = bytes_per_token(wiring, codec).high + TOKEN_BYTES
         need = found.rate * size / 1e9
@@ -212,7 +232,7 @@ def codec_table(found: StepTime, wiring: Wiring, machine: HardwareConfig) -> Tab
 
 def extraction_table(wiring: Wiring, machine: HardwareConfig, active: float, nodes: Sequence[int]) -> Table:
     """Workers share nothing but claims, so tokens grow with nodes until the disks do not."""
-    headings = ["nodes", "tok/s", "raw, GB/s", "int8, GB/s", "one store takes"]
+    headings = ["nodes", "tok/s", "raw, GB/s", "int8, GB/s", f"in {machine.disk_write_gbps:g} GB/s"]
     table = _table("extraction by several nodes", headings)
     each = machine.gpus_per_node * machine.gpu_tflops * 1e12 * machine.prefill_mfu / (2 * active)
     for count in nodes:
@@ -298,6 +318,7 @@ def reckon(args: argparse.Namespace) -> tuple[list[Table], dict[str, Any]]:
         codec_table(node, wiring, machine),
         uneven_table(named, [case for case in dict.fromkeys(cases) if case[1] % case[0] == 0]),
         extraction_table(wiring, machine, 32e9, args.nodes),
+        share_table(KIMI.steps, (2048, 4096, 16384)),
     ]
     told = {
         "assumptions": {**asdict(machine), **asdict(links), "lengths": args.lengths, "longest": args.longest},

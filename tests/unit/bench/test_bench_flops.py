@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.flops import Work, needed_work, step_flops
 from benchmarks.gpu.synthetic import KIMI, SMALL, random_batch, random_parts
 from benchmarks.plain_step import plain_loss
+from benchmarks.scaling import whole_work
 from train.front.estimate import flops_per_token
 from train.losses import step_weights, supervised_counts
 
@@ -60,6 +61,5 @@ def test_prompt_rows_cost_keys_and_nothing_else() -> None:
 @pytest.mark.parametrize(("kind", "words"), [("llama", 32_000), ("mla", 163_840)])
 def test_the_plans_rule_of_thumb_is_near_at_kimis_sizes(kind: str, words: int) -> None:
     shape, rows, steps = KIMI.shape(kind, draft_vocab=words), 4096, 4
-    pairs = rows * (rows + 1) // 2
-    exact = step_flops(shape, Work(rows, (rows,) * steps, (pairs,) * steps, (rows,) * steps, rows, rows, rows))["total"]
+    exact = step_flops(shape, whole_work(rows, steps))["total"]
     assert flops_per_token(shape, steps)[0] * rows == pytest.approx(exact, rel=0.12)
