@@ -2,8 +2,9 @@
 
     python -m benchmarks.scaling [--nodes 1 2 4 8] [--prepared RUN/prepared] [--lengths 700 0.8]
 
-A step is the slowest process's forward and backward, then the sum of the gradients, then the optimizer: no overlap
-is counted, because autograd adds up the K steps' gradients of the one layer and hands them over at the end of backward. The draft is Kimi-K2.5's preset (conf/conf/kimi_k25.yaml); rates are assumptions, each an option.
+A step is the slowest process's forward and backward, then the sum of the gradients, then the optimizer. No overlap is
+counted, because autograd adds up the K steps' gradients of the one layer and hands them over at the end of backward.
+The draft is Kimi-K2.5's preset (conf/conf/kimi_k25.yaml); rates are assumptions, each an option.
 """
 
 from __future__ import annotations

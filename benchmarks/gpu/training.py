@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -114,10 +114,12 @@ def measure(
         engine.destroy()
     if not math.isfinite(loss):
         raise RedraftError("the loss is not a finite number", where=case.name, why=f"found {loss}")
-    flops = step_flops(shape, needed_work(batch, case.steps))
+    work = needed_work(batch, case.steps)
+    flops = step_flops(shape, work)
     settings = memory_settings(
         cfg, shape, world=1, rows=batch.rows, accumulation=1, dtype=dtype, cuda=device.type == "cuda"
     )
+    settings = replace(settings, asked=work.asked[0])
     median, tokens = statistics.median(seconds), int(supervised_counts(batch, 1)[0])
     tflops, best = flops["total"] / median / 1e12, rate()
     return {
