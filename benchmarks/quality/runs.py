@@ -204,7 +204,7 @@ def _train_theirs(setting: Setting, variant: Variant, seed: int, run: Run) -> tu
         raise RedraftError(
             "SpecForge's environment is not there",
             where=str(setting.specforge),
-            mend="run `bash benchmarks/peers/setup.sh`, or leave its variants out with --only",
+            mend="`bash benchmarks/peers/setup.sh specforge .venv-specforge` makes it; --only leaves its variants out",
         )
     shape, vocab = _ends(run)
     job = train_job(run, run.run_dir / "train")

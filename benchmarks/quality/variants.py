@@ -59,6 +59,7 @@ def screen() -> list[Variant]:
         _fitted("tv", "total variation alone", "train.objective.kind=acceptance"),
         _fitted("temp-0.7", "teacher temperature 0.7", "train.objective.teacher_temperature=0.7"),
         _fitted("temp-0.5", "teacher temperature 0.5", "train.objective.teacher_temperature=0.5"),
+        _fitted("teach", "rows whose best token the draft lacks teach too", "train.objective.outside=teach"),
         _fitted("decay-1", "steps weigh alike", "train.step_decay=1.0"),
         _fitted("decay-0.6", "later steps weigh less", "train.step_decay=0.6"),
         _fitted("steps-2", "2 unrolled steps", "train.ttt_steps=2"),
