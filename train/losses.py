@@ -56,15 +56,17 @@ class TeacherHead:
     def arranged(self, draft: Eagle3Draft) -> TeacherHead:
         """The same head with the draft's tokens first: their logits are then a slice of all, not a selection.
 
-        The rows are copied; who calls the loss more than once arranges once.
+        The rows are copied; who calls the loss more than once arranges once. Nothing of the result lies in the memory
+        that this one lies in, which may be a mapped file.
         """
         if self.inside:
             return self
+        own = replace(self, norm_weight=self.norm_weight.clone())
         ids = draft.to_target_ids(torch.arange(len(draft.d2t), device=self.head.device))  # [Vd]
         if draft.shape.full_vocab:
-            return replace(self, inside=len(ids))
+            return replace(own, head=self.head.clone(), inside=len(ids))
         others = (~draft.t2d.to(self.head.device)).nonzero()[:, 0]  # [V - Vd]
-        return replace(self, head=self.head[torch.cat((ids, others))], inside=len(ids))
+        return replace(own, head=self.head[torch.cat((ids, others))], inside=len(ids))
 
     def final(self, states: Tensor) -> Tensor:
         """`states [S, H]` -> what the head multiplies, in the head's dtype."""
