@@ -127,9 +127,10 @@ def make_sides(case: Case) -> tuple[dict[str, Callable[[], float]], int]:
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
+    arranged = teacher.arranged(draft)  # as training does, once
     return {
         "plain": lambda: run(lambda: plain_loss(draft, batch, teacher, weights)[0]),
-        "redraft": lambda: run(lambda: ttt_loss(draft, batch, teacher, weights).loss),
+        "redraft": lambda: run(lambda: ttt_loss(draft, batch, arranged, weights).loss),
     }, int(counts[0])
 
 

@@ -28,7 +28,7 @@ from eagle3.draft import Eagle3Draft
 from eagle3.ttt import PackedBatch, unroll
 from train.objective import Objective
 
-COLUMNS = 32768  # target ids whose logits are held at once
+COLUMNS = 8192  # target ids whose logits are held at once
 
 
 @dataclass(frozen=True)

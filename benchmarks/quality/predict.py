@@ -29,7 +29,7 @@ def held_out_figures(
         group: conversations a forward pass.
     """
     draft = draft.float().eval()
-    teacher = replace(teacher, norm_weight=teacher.norm_weight.float(), head=teacher.head.float())
+    teacher = replace(teacher, norm_weight=teacher.norm_weight.float(), head=teacher.head.float()).arranged(draft)
     ones = torch.ones(proposals, dtype=torch.float64)
     total = torch.zeros(4, proposals, dtype=torch.float64)
     with torch.no_grad():
