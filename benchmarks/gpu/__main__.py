@@ -10,7 +10,6 @@ and right; 1 some case failed or is wrong (the results say which); 2 bad argumen
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -64,8 +63,6 @@ def run(args: argparse.Namespace, device: torch.device, clock: Clock) -> list[Ou
     """Everything that was asked for, as far as the time goes."""
     began = time.perf_counter()
     sizes = SMALL if args.small else KIMI
-    # Cases of different sizes follow one another: segments that grow do not leave the memory in pieces.
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     with process_group(device) as (world, engine):
         title = f"on a GPU, at {sizes.name}'s dimensions" if not args.small else f"small dimensions on {device.type}"
         head: dict[str, Any] = {"title": title, "machine": machine(device), "engine": engine, "minutes": args.minutes}
