@@ -1,8 +1,8 @@
 """Who reads and decodes stored states: this process, or worker processes that write into memory shared with it.
 
-Workers are processes, not threads: a decoder takes Python's lock some ten times for each 128 thousand numbers, which
-is when the training loop wants it to launch kernels; and a process's threads queue for its page tables. They are
-started by executing a program anew, never by forking this one, whose threads and CUDA context a fork would tear.
+Workers are processes, not threads, so that none of them takes Python's lock while the training loop launches kernels,
+and each keeps to one thread of its own. They are started by executing a program anew, never by forking this one, whose
+threads and CUDA context a fork would tear.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def as_table(result: dict[str, Any]) -> Table:
             *(f"{one[name] * 1e3:,.1f}" for name in ("median", "p99", "max")),
             f"{one['bytes_per_s'] / 1e6:,.0f}",
             *((f"{rate / 1e6:,.0f}", f"{one['cpu_bytes_per_s'] / 1e6:,.0f}") if rate else ("-", "-")),
-            f"{one['own_bytes'] / 2**20:,.0f}",
+            f"{(one['own_bytes'] + one['ring_bytes']) / 2**20:,.0f}",
             f"{each / 2**20:,.0f}" if each else "-",
         )
     return table

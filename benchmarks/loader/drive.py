@@ -108,8 +108,9 @@ def run(case: Case) -> dict[str, Any]:
     evict(Path(case.store))
     before = resident(os.getpid())
     figures = _plain(case, source, plan) if case.workers == PLAIN else _loaded(case, cfg, source, plan)
-    own, theirs = figures.pop("resident"), figures.pop("resident_workers")
-    return {"case": asdict(case), **summary(figures, case), "own_bytes": own - before, "worker_bytes": theirs}
+    own, theirs = figures.pop("resident") - before, figures.pop("resident_workers")
+    memory = {"own_bytes": own, "ring_bytes": figures.pop("ring", 0), "worker_bytes": theirs}
+    return {"case": asdict(case), **summary(figures, case), **memory}
 
 
 def _plain(case: Case, source: StoreSource, plan: StepPlan) -> dict[str, Any]:
@@ -125,20 +126,24 @@ def _plain(case: Case, source: StoreSource, plan: StepPlan) -> dict[str, Any]:
 def _loaded(case: Case, cfg: TrainConfig, source: StoreSource, plan: StepPlan) -> dict[str, Any]:
     loader = Loader(cfg, torch.device("cpu"), [Split(source, plan.micro_batches, range(case.all_steps))])
     waits, seconds = [], []
-    for step in loader.stream(0):
+    before: dict[str, float] = {}
+    for number, step in enumerate(loader.stream(0)):
+        if number == case.uncounted:
+            before = dict(vars(loader.decoders.spent))
         started = time.perf_counter()
         for _ in step:
             stand_in(case)
         waits.append(step.waited)
         seconds.append(time.perf_counter() - started)
-    spent, own = loader.decoders.spent, resident(os.getpid())
-    theirs = [resident(pid, shared=False) for pid in loader.decoders.processes]
+    own = resident(os.getpid())
+    spent = {name: value - before[name] for name, value in vars(loader.decoders.spent).items()}
+    theirs = [resident(pid) for pid in loader.decoders.processes]
     loader.close()
     return {
         "waits": waits,
         "seconds": seconds,
-        "spent": vars(spent),
-        "bound": loader.region.size,
+        "spent": spent,
+        "ring": loader.region.size,
         "resident": own,
         "resident_workers": theirs,
     }
@@ -155,11 +160,10 @@ def stand_in(case: Case) -> None:
         a @ a
 
 
-def resident(pid: int, shared: bool = True) -> int:
-    """Bytes of a process in memory, mapped files apart; `shared`: with what it shares."""
-    wanted = ("RssAnon", "RssShmem") if shared else ("RssAnon",)
+def resident(pid: int) -> int:
+    """Bytes of a process in memory, mapped files and what it shares apart."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.split(":")[0] in wanted)
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 def summary(figures: dict[str, Any], case: Case) -> dict[str, Any]:

@@ -22,7 +22,6 @@ import torch
 from rich import box
 from rich.table import Table
 
-from benchmarks.loader.need import preset
 from benchmarks.side_by_side import machine, machine_line, publish
 from eagle3.state_codec import CODECS
 
@@ -95,12 +94,13 @@ def measure(codec: str, width: int, seconds: float, rounds: int) -> dict[str, An
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loader.threads", description="Threads or processes?")
+    parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    facts, width = machine(torch.device("cpu")), preset().target.hidden_size
+    facts, width = machine(torch.device("cpu")), args.hidden
     result = {codec: measure(codec, width, args.seconds, args.rounds) for codec in CODECS}
     table = Table(title=f"decoders of states {width} wide", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     table.caption, table.caption_justify = machine_line(facts), "left"

@@ -46,7 +46,8 @@ def test_a_case_counts_its_steps(tmp_path: Path, workers: int) -> None:
     assert len(told["waits"]) == len(told["seconds"]) == 4 + 4
     assert 0 <= told["share"] <= 1 and told["median"] <= told["p99"] <= told["max"]
     if workers == 0:
-        assert told["spent"]["bytes"] == 8 * 2 * 8 * 4 * 128 * 2  # steps x records x rows x states x H x 2
+        a_step = 2 * 8 * 4 * 128 * 2  # records x rows x states x H x 2
+        assert 0 < told["spent"]["bytes"] <= 5 * a_step  # what was read before the counted steps does not count
 
 
 def test_what_was_before_the_counted_steps_does_not_count(tmp_path: Path) -> None:
@@ -72,4 +73,4 @@ def test_the_command_writes_its_table(tmp_path: Path, monkeypatch: pytest.Monkey
     assert main([*sizes, "--kinds", "holes", "--workers", "0", "--no-plain", "--out", str(tmp_path)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["loader.json", "loader.txt"]
     result = json.loads((tmp_path / "loader.json").read_text())
-    assert result["cases"][0]["own_bytes"] > 0 and len(result["needs"]) == 8
+    assert result["cases"][0]["ring_bytes"] > 0 and len(result["needs"]) == 8
