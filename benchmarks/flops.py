@@ -26,8 +26,7 @@ import torch
 
 from eagle3.draft_shape import DraftShape
 from eagle3.ttt import PackedBatch
-from train.front.estimate import WORD_READERS
-from train.memory import trained_parameters
+from train.memory import WORD_READERS, trained_parameters
 
 KEY_MATRICES = ("k_proj", "v_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 

@@ -24,6 +24,8 @@ from train.losses import COLUMNS
 FORWARD, BACKWARD, REDUCE, STEP = "loss", "backward", "gradient reduction", "optimizer step"
 PHASES = (FORWARD, BACKWARD, REDUCE, STEP)
 GIB = 2**30
+# Projections of the joined word and state (`eagle3.draft_layer.JointLinear`), by the names of both kinds of draft.
+WORD_READERS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 
 
 @dataclass(frozen=True)

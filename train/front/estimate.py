@@ -13,14 +13,12 @@ from eagle3.draft_shape import DraftShape
 from eagle3.errors import RedraftError
 from eagle3.place import Place, store_place
 from train.front.config import RedraftConfig
-from train.memory import trained_parameters
+from train.memory import WORD_READERS, trained_parameters
 from train.metrics import read_metrics
 
 ANSWER_SHARE = 0.5  # of regenerate.max_tokens, taken as the mean answer
 TEXT_BYTES = 8  # a token's bytes in JSON lines, its id kept beside its text
 CHECKPOINT_BYTES = 14  # a trained parameter's in a checkpoint: weight, float32 master weight, two moments
-# Projections of the joined word and state (`eagle3.draft_layer.JointLinear`), by the names of both kinds of draft.
-WORD_READERS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 # Published for Kimi-K2.5 (docs/kimi_k25.md): what a plan's hours can be held against.
 PUBLISHED_TOKENS, PUBLISHED_GPU_HOURS = 6e9, 1500.0
 

@@ -12,8 +12,10 @@ from benchmarks.flops import Work, needed_work, step_flops
 from benchmarks.gpu.synthetic import KIMI, SMALL, random_batch, random_parts
 from benchmarks.plain_step import plain_loss
 from benchmarks.scaling import whole_work
+from eagle3.draft_layer import JointLinear
 from train.front.estimate import flops_per_token
 from train.losses import step_weights, supervised_counts
+from train.memory import WORD_READERS
 
 TINY = replace(SMALL, hidden=32, vocab=60, draft_vocabs=(20, 60), heads=2, head_dim=8)
 CPU = torch.device("cpu")
@@ -48,6 +50,13 @@ def test_work_is_what_the_losses_depend_on() -> None:
     assert work.taught == 3
     # Rows 0, 1 ask in step 1 and row 0 in step 2; row 3 in step 1: they read words of rows 1 to 4.
     assert (work.key_words, work.query_words) == (5, 5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mla"])
+def test_the_projections_that_read_words_are_named_rightly(kind: str) -> None:
+    modules = random_parts(TINY.shape(kind), CPU, torch.float32).draft.named_modules()
+    joint = {name.split(".")[-1] for name, module in modules if isinstance(module, JointLinear)}
+    assert joint == {name for name in WORD_READERS if (name in ("q_proj", "k_proj", "v_proj")) == (kind == "llama")}
 
 
 def test_prompt_rows_cost_keys_and_nothing_else() -> None:

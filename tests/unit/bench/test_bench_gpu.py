@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,16 @@ def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys:
     assert script.main([]) == script.NO_GPU
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "no GPU" in said[0] and "ready" in said[0]
+
+
+def test_the_script_starts_where_little_is_installed() -> None:
+    """A borrowed GPU machine may have torch and not much else; what only some sections need is imported there."""
+    heavy = {"hydra", "omegaconf", "deepspeed", "datasets", "transformers", "wandb", "matplotlib"}
+    code = (
+        f"import sys, benchmarks.gpu.__main__; print(sorted({heavy} & {{name.split('.')[0] for name in sys.modules}}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("argv", [["--device", "cpu"], ["--device", "cpu", "--small", "--minutes", "0"]])
