@@ -87,13 +87,14 @@ class Redraft:
 
     def gradients(self, request: dict[str, Any]) -> dict[str, Any]:
         """Of `sum_k factor * cross entropy`, with the factors asked for of each document (`factors`)."""
-        self.module.zero_grad()
+        trained = {name: p for name, p in self.module.draft.named_parameters() if p.requires_grad}
+        sums = [torch.zeros_like(p, dtype=torch.float32) for p in trained.values()]
         for number, factors in enumerate(request["factors"]):
             loss, _ = self._measure(self._document(number), torch.tensor(factors, dtype=torch.float64))
-            loss.backward()  # type: ignore[no-untyped-call]
-        named = self.module.draft.named_parameters()
-        found = {name: fingerprint(p.grad) for name, p in named if p.grad is not None}
-        self.module.zero_grad()
+            # Not `backward`: under ZeRO that hands the gradients to the engine.
+            for total, gradient in zip(sums, torch.autograd.grad(loss, list(trained.values())), strict=True):
+                total += gradient
+        found = {name: fingerprint(total) for name, total in zip(trained, sums, strict=True)}
         return {"gradients": found, "factors": request["factors"]}
 
     def step(self) -> float:
