@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
-from benchmarks.gpu.timebox import DONE, WRONG, Outcome
+from benchmarks.gpu.timebox import DONE, NO_TIME, WRONG, Outcome
 from benchmarks.side_by_side import machine_line
 from eagle3.atomic import write_json, write_text
 
@@ -34,8 +34,11 @@ def as_text(head: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
     console.print(f"{head['title']}: {machine_line(head['machine'])}, {head['engine']}", soft_wrap=True)
     console.print(Group(*(table for table in tables if table.row_count)))
     for one in outcomes:
-        if one.state != DONE:
+        if one.state not in (DONE, NO_TIME):
             console.print(f"{one.section}, {one.name}: {one.state}: {one.note}", soft_wrap=True)
+    late = [f"{one.section}, {one.name}" for one in outcomes if one.state == NO_TIME]
+    if late:
+        console.print(f"{NO_TIME} for {len(late)}: {'; '.join(late)}", soft_wrap=True)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
