@@ -94,19 +94,25 @@ def prepared_records(folder: Path, documents: int) -> dict[str, list[Any]]:
 
 
 def bare_forward(
-    capture: HFCapture, records: dict[str, list[Any]], batch_tokens: int, shard_tokens: int = 1
+    capture: HFCapture, records: dict[str, list[Any]], batch_tokens: int, shard_tokens: int = 1, masked: bool = False
 ) -> Callable[[], None]:
-    """A call that runs the inner model over extraction's own batches, padded beforehand, as capture runs it."""
+    """A call that runs the inner model over extraction's own batches, padded beforehand.
+
+    Without an attention mask, as capture runs it; or `masked`, as a plain call of a padded batch has it.
+    """
     ids = [torch.tensor(tokens) for tokens in records["input_ids"]]
-    batches: list[Tensor] = []
+    batches: list[tuple[Tensor, Tensor | None]] = []
     lengths = [len(one) for one in ids]
     for window in plan_windows(lengths, range(len(ids)), batch_tokens, window_tokens(batch_tokens, shard_tokens)):
-        batches += [pad_sequence([ids[i] for i in plan], batch_first=True).to(capture.device) for plan in window]
+        for plan in window:
+            padded = pad_sequence([ids[i] for i in plan], batch_first=True).to(capture.device)  # [B, L]
+            keep = pad_sequence([torch.ones_like(ids[i]) for i in plan], batch_first=True).to(capture.device)  # [B, L]
+            batches.append((padded, keep.bool() if masked else None))
 
     @torch.no_grad()
     def run() -> None:
-        for input_ids in batches:  # [B, L]
-            capture.decoder.body(input_ids=input_ids, use_cache=False)
+        for input_ids, mask in batches:
+            capture.decoder.body(input_ids=input_ids, attention_mask=mask, use_cache=False)
 
     return run
 
@@ -195,7 +201,7 @@ class Measured:
 
 def measure(capture: HFCapture, records: dict[str, list[Any]], case: Case, args: argparse.Namespace) -> Measured:
     """Extraction and bare forward in turns, after an untimed run of each, which is when memory is looked at."""
-    forward = bare_forward(capture, records, args.batch_tokens, args.shard_tokens)
+    forward = bare_forward(capture, records, args.batch_tokens, args.shard_tokens, args.masked)
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".extract-", dir=args.out) as folder:  # the disk that a run would use
         extraction = Extraction(capture, records, Path(folder), args.batch_tokens, args.shard_tokens, case)
@@ -224,6 +230,7 @@ def as_table(result: dict[str, Any]) -> Table:
     title = (
         f"extraction: {result['target']}, computed in {result['compute_dtype']}\n"
         f"{result['documents']} conversations, {result['tokens']:,} tokens"
+        f"{'; the bare forward with an attention mask' if result['masked'] else ''}"
     )
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     table.caption, table.caption_justify = machine_line(result["machine"]), "left"
@@ -258,6 +265,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="threads that compute on a CPU; 0 = as torch is set")
     parser.add_argument("--codecs", nargs="+", default=list(STATE_CODECS), choices=STATE_CODECS, help="of the store")
     parser.add_argument("--writers", nargs="+", type=int, default=[1], help="shards written at a time")
+    parser.add_argument("--masked", action="store_true", help="let the bare forward pass an attention mask")
     parser.add_argument("--hidden", type=int, default=256, help="width of the random Llama")
     parser.add_argument("--layers", type=int, default=8, help="layers of the random Llama")
     parser.add_argument("--vocab", type=int, default=16384, help="vocabulary of the random Llama")
@@ -325,6 +333,7 @@ def main(argv: list[str] | None = None) -> int:
         "sites": [site.name for site in capture.wiring.stored_sites],
         "documents": len(records["record_id"]),
         "tokens": sum(map(len, records["input_ids"])),
+        "masked": args.masked,
         "batch_tokens": args.batch_tokens,
         "shard_tokens": args.shard_tokens,
         "cases": as_dict(measured),
