@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmarks.peers.sides import OURS, SideSpec
 LEAST_ROUNDS = 3
 Say = Callable[[str], None]
 Result = dict[str, Any]
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,7 @@ def measure(case: Case, sides: list[SideSpec], budget: Budget, folder: Path, say
         session = _Session(case, files, sides)
         for side in sides:
             say(f"{case.name}: {side.name} starts; its first two steps")
-            log = folder / f"{side.name}.log"
-            session.start(
-                side.name,
-                stack.enter_context(Worker(side.name, side.command(files.folder), side.settings, budget.threads, log)),
-            )
+            session.start(side, partial(_worker, stack, side, files, budget, folder))
         say(f"{case.name}: losses and gradients beside ours")
         session.check()
         session.take_turns(budget, lambda number: say(f"{case.name}: round {number}"))
@@ -95,10 +93,29 @@ class _Session:
             self.workers.pop(side).close()
         self.result["sides"][side].update(found)
 
-    def start(self, side: str, worker: Worker) -> None:
-        """Two steps of a fresh process."""
-        self.workers[side] = worker
-        self._with(side, _first_steps)
+    def start(self, side: SideSpec, make: Callable[[Settings], Worker]) -> None:
+        """Two steps of a fresh process for each of the side's ways; the fastest stays, the least memory counts."""
+        best: dict[str, Any] = {}
+        tried: list[dict[str, Any]] = []
+        for way in side.ways:
+            worker = make(way)
+            try:
+                found = _first_steps(worker)
+            except SideFailed as err:
+                worker.close()
+                tried.append({"settings": way, "error": err.why or str(err)})
+                continue
+            tried.append({"settings": way, "seconds": found["first_steps_s"][1], "mib": found["memory_mib"]["peak"]})
+            slower: Worker | None = worker
+            if not best or found["first_steps_s"][1] < best["first_steps_s"][1]:
+                slower, best = self.workers.get(side.name), found
+                self.workers[side.name] = worker
+            if slower is not None:
+                slower.close()
+        if best:
+            least = min(way["mib"] for way in tried if "mib" in way)
+            best = {**best, "memory_mib": {**best["memory_mib"], "peak": least}}
+        self.result["sides"][side.name].update(best or {"error": tried[0]["error"]}, ways=tried)
 
     def check(self) -> None:
         """Give every side the case's weights again and compare; a peer that does something else is not timed."""
@@ -144,6 +161,12 @@ class _Session:
                 break
         for side in self.workers:
             self.result["sides"][side]["seconds"] = seconds[side]
+
+
+def _worker(stack: ExitStack, side: SideSpec, files: CaseFiles, budget: Budget, folder: Path, way: Settings) -> Worker:
+    log = folder / f"{side.name}-{side.ways.index(way)}.log"
+    command = side.command(files.folder)
+    return stack.enter_context(Worker(side.name, command, side.settings | way, budget.threads, log))
 
 
 def _first_steps(worker: Worker) -> dict[str, Any]:

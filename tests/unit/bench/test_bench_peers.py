@@ -177,7 +177,7 @@ class FakeSide(SideSpec):
 def fake(folder: Path, name: str, **settings: Any) -> FakeSide:
     script = folder / "fake.py"
     script.write_text(FAKE)
-    return FakeSide(name, Path(sys.executable), settings, script)
+    return FakeSide(name, Path(sys.executable), settings, script=script)
 
 
 def fake_worker(folder: Path, limit_s: float = 30, **settings: Any) -> Worker:
@@ -230,6 +230,25 @@ def test_sides_take_turns_and_the_best_peer_is_the_yardstick(tmp_path: Path) -> 
     assert result["sides"]["a"]["tokens_per_s"] == 60 / 4
     assert result["sides"]["a"]["supervised_per_s"] == result["supervised_tokens"] / 4
     assert json.loads(json.dumps(result)) == result
+
+
+def test_the_fastest_way_of_a_peer_is_timed_and_its_least_memory_counts(tmp_path: Path) -> None:
+    ways = (
+        {"seconds": 2.0, "peak": 70.0},
+        {"seconds": 1.5, "peak": 90.0},
+        {"seconds": 1.0, "dies_at": "step"},
+        {"seconds": 3.0, "peak": 95.0},
+    )
+    result = run_fakes(tmp_path, [replace(fake(tmp_path, "a"), ways=ways), fake(tmp_path, OURS)])
+    side = result["sides"]["a"]
+    assert side["seconds"] == [1.5, 1.5] and side["memory_mib"]["peak"] == 70.0
+    assert [way.get("error", "") for way in side["ways"]] == ["", "", "ended with 3: the end", ""]
+
+
+def test_a_peer_none_of_whose_ways_works_has_failed(tmp_path: Path) -> None:
+    ways = ({"dies_at": "hello"}, {"fails_at": "hello"})
+    result = run_fakes(tmp_path, [replace(fake(tmp_path, "a"), ways=ways), fake(tmp_path, OURS)])
+    assert result["sides"]["a"]["error"] == "ended with 3: the end" and result["ratios"] == {}
 
 
 @pytest.mark.parametrize("settings", [{"sum": 3.01}, {"norm": 1.1}])
@@ -305,7 +324,8 @@ def test_settings_go_to_their_side(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SPECFORGE_VENV", str(tmp_path))
     told = ["specforge.compact_teacher=false", "redraft.head_chunk=256", "redraft.objective.outside=teach"]
     peer, ours = open_sides(["specforge"], told)
-    assert peer.python == python and peer.settings == {"compact_teacher": False}
+    assert peer.python == python and peer.settings == {"compact_teacher": False} and peer.ways == ({},)
+    assert [way["compact_teacher"] for way in open_sides(["specforge"], [])[0].ways] == [True, False]
     assert ours.settings == {"head_chunk": 256, "objective.outside": "teach"} and ours.name == OURS
     for wrong in ("specforge=1", "speculators.head=frozen", "nonsense"):
         with pytest.raises(ConfigError, match="--set"):
