@@ -24,7 +24,9 @@ class Imbalance:
     high: float
 
 
-def imbalance(lengths: Sequence[int], world: int, batch: int, steps: int = 100, seed: int = 0) -> Imbalance:
+def imbalance(
+    lengths: Sequence[int], world: int, batch: int, steps: int = 100, seed: int = 0, drawn: bool = False
+) -> Imbalance:
     """What `StepPlan` gives each process, step by step.
 
     Args:
@@ -33,32 +35,13 @@ def imbalance(lengths: Sequence[int], world: int, batch: int, steps: int = 100, 
         batch: conversations of a step.
         steps: looked at.
         seed: of the order.
+        drawn: conversations are handed out in the order drawn, instead of dealt by length as training does.
     """
     cfg = TrainConfig(global_batch_size=batch, micro_batch_size=batch // world, max_steps=steps, seed=seed)
-    plans = [StepPlan(len(lengths), cfg, world, rank) for rank in range(world)]
+    known = None if drawn else lengths
+    plans = [StepPlan(len(lengths), cfg, world, rank, known) for rank in range(world)]
     loads = [[sum(lengths[i] for m in plan.micro_batches(step) for i in m) for plan in plans] for step in range(steps)]
     return _of(np.array(loads))
-
-
-def balanced(lengths: Sequence[int], world: int, batch: int, steps: int = 100, seed: int = 0) -> Imbalance:
-    """The same steps and conversations, were these dealt out by length: each to the emptiest process with room.
-
-    Every process still gets equally many conversations, longest first.
-    """
-    cfg = TrainConfig(global_batch_size=batch, micro_batch_size=batch // world, max_steps=steps, seed=seed)
-    plan, loads = StepPlan(len(lengths), cfg, world, 0), []
-    for step in range(steps):
-        loads.append(_deal([lengths[i] for i in plan.global_batch(step)], world))
-    return _of(np.array(loads))
-
-
-def _deal(lengths: list[int], world: int) -> list[int]:
-    load, room = [0] * world, [len(lengths) // world] * world
-    for length in sorted(lengths, reverse=True):
-        rank = min((r for r in range(world) if room[r]), key=lambda r: load[r])
-        load[rank] += length
-        room[rank] -= 1
-    return load
 
 
 def _of(loads: np.ndarray) -> Imbalance:

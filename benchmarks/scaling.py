@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.flops import Work, step_flops
 from benchmarks.gpu.synthetic import KIMI
-from benchmarks.imbalance import balanced, imbalance, long_tailed
+from benchmarks.imbalance import imbalance, long_tailed
 from data_prep.budget import TOKEN_BYTES, bytes_per_token
 from eagle3.atomic import write_json
 from eagle3.config import STATE_CODECS, require
@@ -123,7 +123,7 @@ def step_time(
     lengths: Sequence[int],
     gpus: int,
     samples: int,
-    even: bool = False,
+    drawn: bool = False,
 ) -> StepTime:
     """A step at ZeRO 1 or 2.
 
@@ -133,19 +133,18 @@ def step_time(
         lengths: rows of the conversations.
         gpus: processes.
         samples: of a step, over all of them.
-        even: conversations dealt out by length instead of by the plan's order.
+        drawn: conversations handed out in the order drawn, instead of dealt by length.
     """
     mean = sum(lengths) / len(lengths)
     count = sum(trained_parameters(shape).values())
     compute = flops_per_token(shape, steps)[0] * mean * samples / gpus / (machine.gpu_tflops * 1e12 * machine.train_mfu)
-    deal = balanced if even else imbalance
     sent = moved_bytes(count, 1, gpus, steps)[1]
     hops = 2 * (gpus - 1) * links.hop_us * 1e-6
     return StepTime(
         gpus=gpus,
         samples=samples,
         compute=compute,
-        uneven=deal(lengths, gpus, samples).mean if gpus > 1 else 1.0,
+        uneven=imbalance(lengths, gpus, samples, drawn=drawn).mean if gpus > 1 else 1.0,
         network=sent / (links.ring(gpus, machine.gpus_per_node) * 1e9) + (hops if gpus > 1 else 0.0),
         optimizer=count * STEP_BYTES / gpus / (links.memory * 1e9),
         tokens=mean * samples,
@@ -160,7 +159,7 @@ def _table(title: str, headings: Sequence[str]) -> Table:
 
 
 def speed_table(title: str, rows: Sequence[tuple[StepTime, StepTime]], token_bytes: int, per_node: int) -> Table:
-    """One line a number of GPUs; the last columns with conversations dealt out by length."""
+    """One line a number of GPUs; the last columns with conversations handed out in the order drawn."""
     headings = [
         "GPUs",
         "samples",
@@ -171,14 +170,14 @@ def speed_table(title: str, rows: Sequence[tuple[StepTime, StepTime]], token_byt
         "tok/s",
         "efficiency",
         "GB/s a node",
-        "dealt",
+        "as drawn",
     ]
     table = _table(title, [*headings, "tok/s"])
-    for found, even in rows:
+    for found, drawn in rows:
         node = found.rate * token_bytes / max(1, found.gpus / per_node) / 1e9
         cells = [f"{found.samples:,}", f"{1000 * found.compute:,.0f} ms", f"x {found.uneven:.2f}"]
         cells += [f"{1000 * found.network:.1f} ms", f"{1000 * found.optimizer:.1f} ms", f"{found.rate:,.0f}"]
-        cells += [f"{found.efficiency:.0%}", f"{node:.1f}", f"{even.efficiency:.0%}", f"{even.rate:,.0f}"]
+        cells += [f"{found.efficiency:.0%}", f"{node:.1f}", f"{drawn.efficiency:.0%}", f"{drawn.rate:,.0f}"]
         table.add_row(str(found.gpus), *cells)
     return table
 
@@ -249,12 +248,12 @@ def extraction_table(wiring: Wiring, machine: HardwareConfig, active: float, nod
 
 def uneven_table(named: dict[str, Sequence[int]], cases: Sequence[tuple[int, int]]) -> Table:
     """Rows of the fullest process over the mean of all."""
-    headings = ["GPUs, samples a step", *(heading for name in named for heading in (name, "dealt by length"))]
+    headings = ["GPUs, samples a step", *(heading for name in named for heading in (name, "as drawn"))]
     table = _table("rows of the fullest process over the mean: over steps (95th percentile)", headings)
     for gpus, samples in cases:
         cells = []
         for lengths in named.values():
-            for found in (imbalance(lengths, gpus, samples), balanced(lengths, gpus, samples)):
+            for found in (imbalance(lengths, gpus, samples, drawn=drawn) for drawn in (False, True)):
                 cells.append(f"{found.mean:.2f} ({found.high:.2f})")
         table.add_row(f"{gpus}, {samples}", *cells)
     return table
@@ -300,7 +299,7 @@ def reckon(args: argparse.Namespace) -> tuple[list[Table], dict[str, Any]]:
 
     def both(size: int, samples: int) -> tuple[StepTime, StepTime]:
         told = (shape, args.steps, machine, links, lengths, size, samples)
-        return step_time(*told), step_time(*told, even=True)
+        return step_time(*told), step_time(*told, drawn=True)
 
     raw = bytes_per_token(wiring, "raw").high + TOKEN_BYTES
     grows = [both(size, args.samples * size) for size in gpus]

@@ -1,12 +1,15 @@
 """Which conversations make up each optimizer step, and packing them.
 
 The conversations of epoch e stand in a permutation drawn from (seed, e); the epochs follow one another in one
-stream, cut into global batches of B. Micro-batch m of rank r holds conversations `[(m * world + r) * micro : + micro]`
-of its global batch, so the same conversations make a step whatever the number of processes.
+stream, cut into global batches of B, so the same conversations make a step whatever the number of processes. Within a
+global batch they are dealt to the processes by length, equally many to each, and to a process's micro-batches likewise:
+a step takes as long as its fullest process, and of 16 that took chat-like lengths in the order drawn, that one would
+have half as many rows again as the mean (docs/scaling.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -31,12 +34,15 @@ class StepPlan:
         cfg: batch sizes, epochs, max_steps and seed are used.
         world: processes.
         rank: this process.
+        lengths: rows of every conversation, to deal them by; None = in the order drawn.
 
     Raises:
         ConfigError: no samples, or a global batch that the processes cannot share evenly.
     """
 
-    def __init__(self, samples: int, cfg: TrainConfig, world: int, rank: int) -> None:
+    def __init__(
+        self, samples: int, cfg: TrainConfig, world: int, rank: int, lengths: Sequence[int] | None = None
+    ) -> None:
         if samples < 1:
             raise ConfigError("nothing to train on", why="the training split is empty", mend="add conversations")
         if cfg.global_batch_size % world:
@@ -48,7 +54,7 @@ class StepPlan:
             )
         share = cfg.global_batch_size // world
         self.samples, self.seed, self.batch = samples, cfg.seed, cfg.global_batch_size
-        self.world, self.rank = world, rank
+        self.world, self.rank, self.lengths = world, rank, lengths
         # The largest micro-batch within the limit that divides this process's share.
         self.micro = next(m for m in range(min(cfg.micro_batch_size, share), 0, -1) if share % m == 0)
         self.accumulation = share // self.micro
@@ -70,8 +76,28 @@ class StepPlan:
     def micro_batches(self, step: int) -> list[list[int]]:
         """Indices of this process's micro-batches of a step."""
         whole = self.global_batch(step)
-        starts = [(m * self.world + self.rank) * self.micro for m in range(self.accumulation)]
-        return [whole[start : start + self.micro] for start in starts]
+        own = [whole[place] for place in deal(self._rows(whole), self.micro * self.accumulation)[self.rank]]
+        return [[own[place] for place in group] for group in deal(self._rows(own), self.micro)]
+
+    def _rows(self, indices: list[int]) -> list[int]:
+        return [1 if self.lengths is None else self.lengths[i] for i in indices]
+
+
+def deal(rows: Sequence[int], size: int) -> list[list[int]]:
+    """Deal places into groups of `size` whose sums of `rows` are nearly equal.
+
+    The longest first, each to the group with the fewest rows that has room (Graham 1969's rule, with equal counts).
+    Places of equal rows throughout are dealt in their order. Within a group places ascend.
+    """
+    groups = -(-len(rows) // size)
+    if len(set(rows)) < 2 or groups == 1:
+        return [list(range(start, min(start + size, len(rows)))) for start in range(0, len(rows), size)]
+    held, dealt = [0] * groups, [[] for _ in range(groups)]  # type: tuple[list[int], list[list[int]]]
+    for place in sorted(range(len(rows)), key=lambda i: (-rows[i], i)):
+        group = min((g for g in range(groups) if len(dealt[g]) < size), key=lambda g: (held[g], g))
+        held[group] += rows[place]
+        dealt[group].append(place)
+    return [sorted(group) for group in dealt]
 
 
 def pack(samples: list[TrainSample], device: torch.device | None = None) -> PackedBatch:

@@ -59,7 +59,7 @@ class Loop:
         open_source = resolve(job.source)
         self.samples: SampleSource = open_source("train", **job.source_args)
         self.held_out: SampleSource | None = open_source("val", **job.source_args)
-        self.plan = StepPlan(len(self.samples), self.cfg, world.size, world.rank)
+        self.plan = StepPlan(len(self.samples), self.cfg, world.size, world.rank, self.samples.lengths)
         self.end = min(job.stop_at or self.plan.total_steps, self.plan.total_steps)
         self.factors = self.cfg.step_factors()
         self.done = 0

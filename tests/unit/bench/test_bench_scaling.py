@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import scaling
 from benchmarks.gpu.synthetic import KIMI
-from benchmarks.imbalance import _deal, balanced, imbalance, long_tailed
+from benchmarks.imbalance import imbalance, long_tailed
 from benchmarks.scaling import Links, StepTime, moved_bytes, step_time
 from train.batches import StepPlan
 from train.config import TrainConfig
@@ -50,24 +50,26 @@ def test_step_time_is_the_plans_rule_over_the_assumed_rate() -> None:
 def test_imbalance_is_that_of_the_plan_itself() -> None:
     lengths = [5, 9, 30, 1, 12, 7, 3, 22]
     cfg = TrainConfig(global_batch_size=4, micro_batch_size=2, max_steps=1, seed=3)
-    loads = [sum(lengths[i] for m in StepPlan(8, cfg, 2, rank).micro_batches(0) for i in m) for rank in (0, 1)]
-    assert imbalance(lengths, 2, 4, steps=1, seed=3).mean == pytest.approx(max(loads) / (sum(loads) / 2))
-    assert imbalance([7] * 50, 5, 10).mean == balanced([7] * 50, 5, 10).mean == 1.0
+    for drawn in (True, False):
+        plans = [StepPlan(8, cfg, 2, rank, None if drawn else lengths) for rank in (0, 1)]
+        loads = [sum(lengths[i] for m in plan.micro_batches(0) for i in m) for plan in plans]
+        found = imbalance(lengths, 2, 4, steps=1, seed=3, drawn=drawn).mean
+        assert found == pytest.approx(max(loads) / (sum(loads) / 2))
+    assert imbalance([7] * 50, 5, 10).mean == imbalance([7] * 50, 5, 10, drawn=True).mean == 1.0
 
 
-def test_dealing_by_length_keeps_counts_and_rows_and_is_never_worse_on_long_tails() -> None:
-    assert sorted(_deal([9, 8, 7, 1, 1, 1], 3)) == [8, 9, 10]
+def test_dealing_by_length_is_never_worse_on_long_tails() -> None:
     lengths = long_tailed(5000, 700, 0.8, 2048)
     assert max(lengths) == 2048 and min(lengths) >= 16
-    plain, dealt = imbalance(lengths, 8, 64, steps=50), balanced(lengths, 8, 64, steps=50)
-    assert 1.0 <= dealt.mean < 1.05 < plain.mean <= plain.high
+    drawn, dealt = (imbalance(lengths, 8, 64, steps=50, drawn=d) for d in (True, False))
+    assert 1.0 <= dealt.mean < 1.05 < drawn.mean <= drawn.high
 
 
 def test_the_command_prints_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--nodes", "1", "2", "--samples", "2", "--batch", "16", "--out", str(tmp_path)]
     assert scaling.main(argv) == 0
     said = capsys.readouterr().out
-    for word in ("efficiency", "ZeRO 3", "int8", "dealt by length", "extraction"):
+    for word in ("efficiency", "ZeRO 3", "int8", "as drawn", "extraction"):
         assert word in said
     told = json.loads((tmp_path / "scaling.json").read_text())
     assert [pair[0]["gpus"] for pair in told["grows"]] == [1, 8, 16]

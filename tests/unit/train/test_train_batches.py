@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3.errors import ConfigError, DataError
-from train.batches import StepPlan, pack
+from train.batches import StepPlan, deal, pack
 from train.config import TrainConfig
 
 
@@ -34,8 +34,29 @@ def test_processes_share_one_batch_whatever_their_number(
     groups = [p.micro_batches(step) for p in plans]
     assert {len(g) for g in groups} == {plans[0].accumulation}
     assert {len(m) for g in groups for m in g} == {plans[0].micro} and plans[0].micro <= micro
-    interleaved = [i for m in range(plans[0].accumulation) for rank in range(world) for i in groups[rank][m]]
-    assert interleaved == plan(samples, batch, micro).global_batch(step)
+    assert [i for own in groups for m in own for i in m] == plan(samples, batch, micro).global_batch(step)
+
+
+@settings(deadline=None)
+@given(rows=st.lists(st.integers(1, 50), min_size=1, max_size=40), size=st.integers(1, 6))
+def test_dealing_keeps_counts_and_never_loses_a_conversation(rows: list[int], size: int) -> None:
+    rows = rows[: len(rows) // size * size] or rows[:1] * size
+    groups = deal(rows, size)
+    assert {len(group) for group in groups} == {size}
+    assert sorted(i for group in groups for i in group) == list(range(len(rows)))
+    assert deal([7] * len(rows), size) == [list(range(i, i + size)) for i in range(0, len(rows), size)]
+
+
+def test_dealing_by_length_evens_out_the_processes() -> None:
+    assert sorted(sum([9, 8, 7, 1, 1, 1][i] for i in group) for group in deal([9, 8, 7, 1, 1, 1], 2)) == [8, 9, 10]
+    lengths = [10, 300, 20, 280, 30, 30, 15, 15]
+    cfg = TrainConfig(global_batch_size=8, micro_batch_size=2)
+    plans = [StepPlan(8, cfg, 2, rank, lengths) for rank in range(2)]
+    shares = [[i for micro in p.micro_batches(0) for i in micro] for p in plans]
+    assert sorted(shares[0] + shares[1]) == sorted(plans[0].global_batch(0))
+    loads = [sum(lengths[i] for i in share) for share in shares]
+    assert max(loads) < 1.2 * min(loads)
+    assert plans[0].micro_batches(3) == StepPlan(8, cfg, 2, 0, lengths).micro_batches(3)  # asked for cold
 
 
 @settings(deadline=None)
