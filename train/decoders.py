@@ -36,12 +36,15 @@ class Region:
 
     Args:
         size: bytes.
+        shared: with worker processes, through the file `file`; else the memory is this process's alone, and no file,
+            for which limits on file sizes would count.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, shared: bool = True) -> None:
         self.size = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.file = os.memfd_create("redraft-batches", os.MFD_CLOEXEC)
-        os.ftruncate(self.file, self.size)
+        self.file = os.memfd_create("redraft-batches", os.MFD_CLOEXEC) if shared else -1
+        if shared:
+            os.ftruncate(self.file, self.size)
         self._map = mmap.mmap(self.file, self.size)
         self.address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
 
@@ -55,7 +58,8 @@ class Region:
 
     def close(self) -> None:
         """Let go; the memory is freed once no tensor is in it."""
-        os.close(self.file)
+        if self.file >= 0:
+            os.close(self.file)
         del self._map
 
 

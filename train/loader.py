@@ -278,7 +278,7 @@ class Loader:
             wanted = 0 if number else min(cfg.prefetch_mib << 20, step * (cfg.prefetch_steps + 1))
             self.rings.append(Ring(start, max(LEAST * micro, wanted)))
         self.workers = choose_workers(cfg, [split.source for split in splits], sum(size for *_, size in sizes))
-        self.region = Region(sum(ring.size for ring in self.rings))
+        self.region = Region(sum(ring.size for ring in self.rings), shared=self.workers > 0)
         self.uploads = Uploads(device, self.region) if device.type == "cuda" else None
         self.decoders = Decoders(self.workers, self.region, larger_than_memory([split.source for split in splits]))
         self.front = ThreadPoolExecutor(1, thread_name_prefix="tokens")
