@@ -92,7 +92,7 @@ def final() -> list[Variant]:
     return [
         _own("preset", "the preset as it is"),
         _own("last", "as the preset was before", *LAST),
-        _theirs("specforge-2e-3", "K 7, its best rate", "--lr=2e-3"),
+        _theirs("specforge-2e-3", "K 7, the same rate", "--lr=2e-3"),
     ]
 
 
