@@ -93,9 +93,11 @@ eval-matrix: setup sglang-cpu
 	$(PY) train/run.py conf=matrix_embedding +server=sglang_cpu
 	$(PY) -m eval.matrix runs/matrix_native runs/matrix_embedding --out runs/matrix
 
-bench: setup
-	$(PY) -m benchmarks.step
-	$(PY) -m benchmarks.extract
+# Everything that is compared, about three quarters of an hour on two quiet cores: other tools' training first.
+bench: bench-peers
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.step
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.extract
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.loader
 
 # The training code of SpecForge and speculators, each in a virtual environment of its own.
 peers: $(SPECFORGE_VENV)/.ready-$(TORCH) $(SPECULATORS_VENV)/.ready-$(TORCH)

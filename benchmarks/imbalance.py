@@ -38,10 +38,8 @@ def imbalance(
         drawn: conversations are handed out in the order drawn, instead of dealt by length as training does.
     """
     cfg = TrainConfig(global_batch_size=batch, micro_batch_size=batch // world, max_steps=steps, seed=seed)
-    known = None if drawn else lengths
-    plans = [StepPlan(len(lengths), cfg, world, rank, known) for rank in range(world)]
-    loads = [[sum(lengths[i] for m in plan.micro_batches(step) for i in m) for plan in plans] for step in range(steps)]
-    return _of(np.array(loads))
+    plan = StepPlan(len(lengths), cfg, world, 0, None if drawn else lengths)
+    return _of(np.array([[sum(lengths[i] for i in own) for own in plan.shares(step)] for step in range(steps)]))
 
 
 def _of(loads: np.ndarray) -> Imbalance:

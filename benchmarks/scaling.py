@@ -307,7 +307,7 @@ def reckon(args: argparse.Namespace) -> tuple[list[Table], dict[str, Any]]:
     named: dict[str, Sequence[int]] = {"random lengths": lengths}
     if args.prepared:
         named["prepared"] = prepared_lengths(args.prepared, "train")
-    node = next((pair[1] for pair in grows if pair[0].gpus == per_node), grows[-1][1])
+    node = next((pair[0] for pair in grows if pair[0].gpus == per_node), grows[-1][0])
     cases = [(size, args.samples * size) for size in gpus if size > 1] + [
         (size, args.batch) for size in gpus if size > 1
     ]

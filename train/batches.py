@@ -75,9 +75,13 @@ class StepPlan:
 
     def micro_batches(self, step: int) -> list[list[int]]:
         """Indices of this process's micro-batches of a step."""
-        whole = self.global_batch(step)
-        own = [whole[place] for place in deal(self._rows(whole), self.micro * self.accumulation)[self.rank]]
+        own = self.shares(step)[self.rank]
         return [[own[place] for place in group] for group in deal(self._rows(own), self.micro)]
+
+    def shares(self, step: int) -> list[list[int]]:
+        """Indices of every process's conversations of a step."""
+        whole = self.global_batch(step)
+        return [[whole[place] for place in group] for group in deal(self._rows(whole), self.micro * self.accumulation)]
 
     def _rows(self, indices: list[int]) -> list[int]:
         return [1 if self.lengths is None else self.lengths[i] for i in indices]
