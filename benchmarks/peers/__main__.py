@@ -21,7 +21,7 @@ import torch
 from benchmarks.peers.cases import Case, grid
 from benchmarks.peers.measure import Budget, measure
 from benchmarks.peers.sides import PEERS, open_sides
-from benchmarks.peers.table import as_table
+from benchmarks.peers.table import as_table, profile_lines
 from benchmarks.side_by_side import machine, open_device, publish
 from eagle3.config import require
 from eagle3.errors import RedraftError
@@ -44,6 +44,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--case-seconds", type=float, default=120, help="rounds beyond the third end before this")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--set", nargs="+", default=[], metavar="SIDE.KEY=VALUE", help="a setting of a side")
+    parser.add_argument("--profile", action="store_true", help="tell which operators take the time of a step")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument(
         "--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="auto: bfloat16 on GPUs"
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
     sides, wanted, started = open_sides(args.peers, args.set), cases(args, dtype), time.monotonic()
     threads = args.threads or torch.get_num_threads()
     facts = machine(device) | {"threads": threads}
-    budget = Budget(args.rounds, args.case_seconds, threads)
+    budget = Budget(args.rounds, args.case_seconds, threads, args.profile)
     rows: list[dict[str, Any]] = []
 
     def say(text: str) -> None:
@@ -82,6 +83,8 @@ def run(args: argparse.Namespace) -> None:
     for case in wanted:
         with tempfile.TemporaryDirectory(prefix="peers-", dir=os.environ.get("TMPDIR")) as folder:
             rows.append(measure(case, sides, budget, Path(folder), say))
+        for line in profile_lines(rows[-1]):
+            print(line)
         publish(as_table(rows, facts), {"machine": facts, "rows": rows}, args.out, "peers")
 
 

@@ -18,6 +18,7 @@ from benchmarks.peers.protocol import SideFailed, Worker
 from benchmarks.peers.sides import OURS, SideSpec
 
 LEAST_ROUNDS = 3
+PROFILED = 12  # operators told of each side
 Say = Callable[[str], None]
 Result = dict[str, Any]
 Settings = dict[str, Any]
@@ -31,11 +32,13 @@ class Budget:
         rounds: timed rounds, at most.
         case_s: seconds that the rounds of a case should last; three are taken however long they last.
         threads: of every side's operators.
+        profile: take one more step of each side under torch's profiler.
     """
 
     rounds: int
     case_s: float
     threads: int
+    profile: bool = False
 
 
 def measure(case: Case, sides: list[SideSpec], budget: Budget, folder: Path, say: Say) -> Result:
@@ -63,6 +66,8 @@ def measure(case: Case, sides: list[SideSpec], budget: Budget, folder: Path, say
         say(f"{case.name}: losses and gradients beside ours")
         session.check()
         session.take_turns(budget, lambda number: say(f"{case.name}: round {number}"))
+        if budget.profile:
+            session.profile()
     _rates(session.result)
     return session.result
 
@@ -144,6 +149,11 @@ class _Session:
             raise SideFailed(f"{worker.side} computes something else", where="check", why=agreement.words)
         return {}
 
+    def profile(self) -> None:
+        """Where the time of one more step goes, by operator."""
+        for side in list(self.workers):
+            self._with(side, _profile)
+
     def take_turns(self, budget: Budget, say: Callable[[int], None]) -> None:
         """A B C A B C ...: one step of each side a turn, while the others wait for their input."""
         seconds: dict[str, list[float]] = {side: [] for side in self.workers}
@@ -167,6 +177,10 @@ def _worker(stack: ExitStack, side: SideSpec, files: CaseFiles, budget: Budget, 
     log = folder / f"{side.name}-{side.ways.index(way)}.log"
     command = side.command(files.folder)
     return stack.enter_context(Worker(side.name, command, side.settings | way, budget.threads, log))
+
+
+def _profile(worker: Worker) -> dict[str, Any]:
+    return {"profile": worker.ask("profile", rows=PROFILED)}
 
 
 def _first_steps(worker: Worker) -> dict[str, Any]:

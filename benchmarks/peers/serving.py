@@ -128,7 +128,7 @@ def _timed(side: Side, device: torch.device) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "loss": loss}
 
 
-def _profile(side: Side, rows: int = 12) -> dict[str, Any]:
+def _profile(side: Side, rows: int) -> dict[str, Any]:
     """Where a step's time goes: the operators with the largest own time, seconds."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -157,7 +157,7 @@ def handlers(
         "step": lambda _: _timed(side, device),
         "memory": lambda _: _memory(device, baseline),
         "reset_peak": lambda _: _reset_peak(device),
-        "profile": lambda _: _profile(side),
+        "profile": lambda request: _profile(side, int(request.get("rows", 12))),
     }
 
 

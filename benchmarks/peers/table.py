@@ -70,3 +70,14 @@ def caption(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         if "error" in side
     ]
     return "\n".join((machine_line(facts), columns, ours, agree, *failures))
+
+
+def profile_lines(row: dict[str, Any]) -> list[str]:
+    """The operators that take most of each side's profiled step, as shares of all operators' own time."""
+    lines = []
+    for name, side in row["sides"].items():
+        if "profile" in side:
+            whole = side["profile"]["total"]
+            top = ", ".join(f"{x['op'][:60]} {x['seconds'] / whole:.0%}" for x in side["profile"]["operators"])
+            lines.append(f"{name}: {whole:.1f} s: {top}")
+    return lines

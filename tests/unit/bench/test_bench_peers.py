@@ -23,7 +23,7 @@ from benchmarks.peers.measure import Budget, measure, ratios
 from benchmarks.peers.protocol import SideFailed, Worker
 from benchmarks.peers.serving import CaseReader, fingerprint
 from benchmarks.peers.sides import OURS, SideSpec, open_sides
-from benchmarks.peers.table import as_table
+from benchmarks.peers.table import as_table, profile_lines
 from eagle3.errors import ConfigError
 from train.losses import step_weights, supervised_counts, ttt_loss
 
@@ -155,6 +155,8 @@ for line in sys.stdin:
         answer |= {"now": 10.0, "peak": told.get("peak", 100.0), "baseline": 5.0}
     if op == "step":
         answer |= {"seconds": told.get("seconds", 1.0), "loss": 1.0}
+    if op == "profile":
+        answer |= {"total": 4.0, "operators": [{"op": "aten::mm", "seconds": 3.0, "calls": request["rows"]}]}
     if op == "loss":
         answer |= {"kind": "ce", "sums": [told.get("sum", 3.0)] * 3}
     if op == "gradients":
@@ -317,6 +319,11 @@ def test_the_table_has_a_line_a_side_and_names_failures(tmp_path: Path) -> None:
     assert any("speculators: not timed" in line for line in lines)
 
 
+def test_a_profile_is_told_in_shares(tmp_path: Path) -> None:
+    result = measure(TINY, [fake(tmp_path, OURS)], Budget(1, 60, 1, profile=True), tmp_path, lambda _: None)
+    assert profile_lines(result) == ["redraft: 4.0 s: aten::mm 75%"]
+
+
 def test_settings_go_to_their_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
@@ -350,6 +357,8 @@ def test_our_worker_trains_and_has_the_gradients_of_the_loss(tmp_path: Path) -> 
         assert worker.ask("loss")["sums"] == pytest.approx(before["sums"], rel=1e-6)
         factors = [[0.5, 0.25, 0.125]] * len(files.lengths)
         got = worker.ask("gradients", factors=factors)["gradients"]
+        operators = worker.ask("profile", rows=3)["operators"]
+        assert len(operators) == 3 and operators[0]["seconds"] >= operators[1]["seconds"] > 0
         with pytest.raises(SideFailed, match="KeyError"):
             worker.ask("nonsense")
     draft, teacher, documents = drawn.draw(TINY)
