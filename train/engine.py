@@ -110,6 +110,8 @@ def build_engine(module: nn.Module, cfg: TrainConfig, world: World, micro: int, 
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
     engine.checkpoint_engine = SafeCheckpointEngine()
+    if world.size == 1 and not engine.zero_optimization():
+        engine.enable_backward_allreduce = False  # nothing to add up, and it would copy every gradient into one buffer
     return engine
 
 
