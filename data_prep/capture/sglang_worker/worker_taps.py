@@ -86,12 +86,12 @@ class Taps:
         # A wrapper such as Kimi-K2.5's embeds the tokens itself and gives the text model none: the embedding saw them.
         tokens = args[0] if args else kwargs.get("input_ids")
         if tokens is not None:
-            self.tokens = tokens.detach().to("cpu", torch.int64)
+            self.tokens = _copy(tokens)
         self.aux = output.hidden_states
 
     def _at_embedding(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], torch.Tensor):
-            self.tokens = args[0].detach().to("cpu", torch.int64)
+            self.tokens = _copy(args[0])
 
     def _before_norm(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         if self.teacher == "final":
@@ -111,6 +111,11 @@ class Taps:
             self.sites[name] = stream(args, self.measure)
 
         return hook
+
+
+def _copy(tokens: torch.Tensor) -> torch.Tensor:
+    """Tokens in memory of their own: the engine's is filled anew while these are still on their way to the parent."""
+    return tokens.detach().to("cpu", torch.int64, copy=True)
 
 
 def stream(args: Sequence[Any], rows: int | None = None) -> torch.Tensor:

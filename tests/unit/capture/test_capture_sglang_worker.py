@@ -108,6 +108,17 @@ def test_taps_read_the_aux_states_the_teacher_and_every_site(model: EngineLike, 
         torch.testing.assert_close(taps.sites[name], state[:5])
 
 
+@pytest.mark.parametrize("wraps", [False, True])
+def test_tokens_are_a_copy_for_the_engine_fills_its_own_anew(model: EngineLike, wraps: bool) -> None:
+    model.model.layers_to_capture, model.wraps = [0, 2, 4], wraps
+    ids = torch.tensor([3, 1, 4, 1, 5])
+    taps = Taps(Decoder(model, LAYERS), "final")
+    with torch.no_grad(), taps:
+        model(ids)
+    ids.fill_(0)
+    assert taps.tokens is not None and taps.tokens.tolist() == [3, 1, 4, 1, 5]
+
+
 def test_a_wrapper_that_keeps_the_tokens_to_itself_is_read_at_the_embedding(model: EngineLike) -> None:
     model.wraps, model.model.layers_to_capture = True, [1]
     taps = Taps(Decoder(model, LAYERS), "final")
