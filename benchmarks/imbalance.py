@@ -39,7 +39,11 @@ def imbalance(
     """
     cfg = TrainConfig(global_batch_size=batch, micro_batch_size=batch // world, max_steps=steps, seed=seed)
     plan = StepPlan(len(lengths), cfg, world, 0, None if drawn else lengths)
-    return _of(np.array([[sum(lengths[i] for i in own) for own in plan.shares(step)] for step in range(steps)]))
+    loads = []
+    for step in range(steps):
+        rows = [lengths[i] for i in plan.global_batch(step)]
+        loads.append([sum(rows[place] for place in share) for share in plan.shares(step)])
+    return _of(np.array(loads))
 
 
 def _of(loads: np.ndarray) -> Imbalance:

@@ -75,16 +75,20 @@ class StepPlan:
 
     def micro_batches(self, step: int) -> list[list[int]]:
         """Indices of this process's micro-batches of a step."""
-        own = self.shares(step)[self.rank]
-        return [[own[place] for place in group] for group in deal(self._rows(own), self.micro)]
+        whole = self.global_batch(step)
+        return [[whole[place] for place in group] for group in self.places(step)]
+
+    def places(self, step: int) -> list[list[int]]:
+        """Places in the step's global batch that this process's micro-batches are taken from."""
+        rows, own = self._rows(step), self.shares(step)[self.rank]
+        return [[own[place] for place in group] for group in deal([rows[place] for place in own], self.micro)]
 
     def shares(self, step: int) -> list[list[int]]:
-        """Indices of every process's conversations of a step."""
-        whole = self.global_batch(step)
-        return [[whole[place] for place in group] for group in deal(self._rows(whole), self.micro * self.accumulation)]
+        """Places in the step's global batch that each process takes."""
+        return deal(self._rows(step), self.micro * self.accumulation)
 
-    def _rows(self, indices: list[int]) -> list[int]:
-        return [1 if self.lengths is None else self.lengths[i] for i in indices]
+    def _rows(self, step: int) -> list[int]:
+        return [1 if self.lengths is None else self.lengths[i] for i in self.global_batch(step)]
 
 
 def deal(rows: Sequence[int], size: int) -> list[list[int]]:

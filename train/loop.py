@@ -202,9 +202,10 @@ class Loop:
 
     def _noisy(self, batch: PackedBatch, micro: int) -> PackedBatch:
         """Micro-batch `micro` of this process with its noise, if any."""
-        first = (micro * self.world.size + self.world.rank) * self.plan.micro
-        sites = len(self.job.wiring["aux"])
-        return with_noise(batch, self.cfg.feature_noise, sites, self.cfg.seed, self.done, first)
+        if not self.cfg.feature_noise:
+            return batch
+        sites, places = len(self.job.wiring["aux"]), self.plan.places(self.done)[micro]
+        return with_noise(batch, self.cfg.feature_noise, sites, self.cfg.seed, self.done, places)
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate(

@@ -8,6 +8,7 @@ whatever the number of processes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,9 @@ import torch
 from eagle3.ttt import PackedBatch
 
 
-def with_noise(batch: PackedBatch, scale: float, sites: int, seed: int, step: int, first: int) -> PackedBatch:
+def with_noise(
+    batch: PackedBatch, scale: float, sites: int, seed: int, step: int, places: Sequence[int]
+) -> PackedBatch:
     """The batch with noise on `features`; the batch itself when `scale` is 0.
 
     Args:
@@ -25,14 +28,14 @@ def with_noise(batch: PackedBatch, scale: float, sites: int, seed: int, step: in
         sites: aux sites A in the features.
         seed: of the run.
         step: 0-based optimizer step.
-        first: place of the batch's first conversation in the step's global batch; the others follow it.
+        places: place of each of the batch's conversations in the step's global batch.
     """
     if not scale:
         return batch
     states = batch.features.unflatten(1, (sites, -1))  # [N, A, H]
     size = scale * states.abs().mean(-1, keepdim=True)  # [N, A, 1]
     draws = []
-    for place, length in enumerate(batch.doc_lengths, first):
+    for place, length in zip(places, batch.doc_lengths, strict=True):
         key = int(np.random.SeedSequence((seed, step, place)).generate_state(1, np.uint64)[0] >> np.uint64(1))
         random = torch.Generator(states.device).manual_seed(key)
         shape = (length, *states.shape[1:])

@@ -59,6 +59,17 @@ def test_dealing_by_length_evens_out_the_processes() -> None:
     assert plans[0].micro_batches(3) == StepPlan(8, cfg, 2, 0, lengths).micro_batches(3)  # asked for cold
 
 
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_conversation_keeps_its_place_in_the_batch_and_so_its_noise_whoever_takes_it(world: int) -> None:
+    lengths, cfg = [10, 300, 20, 280, 30, 30, 15, 15], TrainConfig(global_batch_size=8, micro_batch_size=2)
+    plans = [StepPlan(8, cfg, world, rank, lengths) for rank in range(world)]
+    places: dict[int, int] = {}
+    for process in plans:
+        for group, here in zip(process.micro_batches(3), process.places(3), strict=True):
+            places.update(zip(group, here, strict=True))
+    assert places == {conversation: place for place, conversation in enumerate(plans[0].global_batch(3))}
+
+
 @settings(deadline=None)
 @given(samples=st.integers(1, 30), batch=st.integers(1, 9), epochs=st.integers(1, 3))
 def test_every_epoch_holds_every_conversation_once_in_another_order(samples: int, batch: int, epochs: int) -> None:

@@ -18,13 +18,13 @@ def packed(lengths: list[int], width: int = 6) -> PackedBatch:
 
 def test_no_noise_is_the_batch_itself() -> None:
     batch = packed([3, 2])
-    assert with_noise(batch, 0.0, 2, seed=1, step=0, first=0) is batch
+    assert with_noise(batch, 0.0, 2, seed=1, step=0, places=[0, 1]) is batch
 
 
 def test_noise_is_bounded_by_each_states_own_size() -> None:
     batch = packed([50, 30], width=64)
     kept = batch.features.clone()
-    noisy = with_noise(batch, 0.5, 2, seed=1, step=0, first=0)
+    noisy = with_noise(batch, 0.5, 2, seed=1, step=0, places=[0, 1])
     assert torch.equal(batch.features, kept)
     change = (noisy.features - batch.features).unflatten(1, (2, -1))  # [N, A, H]
     bound = 0.5 * batch.features.unflatten(1, (2, -1)).abs().mean(-1, keepdim=True)
@@ -36,11 +36,12 @@ def test_noise_is_bounded_by_each_states_own_size() -> None:
 
 def test_the_same_place_has_the_same_noise_however_the_batch_is_cut() -> None:
     whole = packed([3, 2, 4])
-    noisy = with_noise(whole, 0.5, 2, seed=1, step=7, first=4).features
+    noisy = with_noise(whole, 0.5, 2, seed=1, step=7, places=[4, 5, 6]).features
     head = PackedBatch(whole.features[:5], whole.token_ids[:5], whole.teacher[:5], whole.loss_mask[:5], [3, 2])
     tail = PackedBatch(whole.features[5:], whole.token_ids[5:], whole.teacher[5:], whole.loss_mask[5:], [4])
-    parts = [with_noise(head, 0.5, 2, seed=1, step=7, first=4), with_noise(tail, 0.5, 2, seed=1, step=7, first=6)]
+    cuts = ((head, [4, 5]), (tail, [6]))
+    parts = [with_noise(part, 0.5, 2, seed=1, step=7, places=places) for part, places in cuts]
     assert torch.equal(torch.cat([part.features for part in parts]), noisy)
-    for other in ({"seed": 2}, {"step": 8}, {"first": 5}):
-        again = with_noise(whole, 0.5, 2, **{"seed": 1, "step": 7, "first": 4, **other})
+    for other in ({"seed": 2}, {"step": 8}, {"places": [5, 6, 7]}):
+        again = with_noise(whole, 0.5, 2, **{"seed": 1, "step": 7, "places": [4, 5, 6], **other})
         assert not torch.equal(again.features, noisy), other
