@@ -11,10 +11,11 @@ class RedraftError(Exception):
         where: file, field or record it concerns ("data/train.jsonl, record 17").
         why: what was found against what was expected.
         mend: what the user should do.
+        page: name of the page in docs/ that says more ("rounds"), where a line is too short for it.
     """
 
-    def __init__(self, what: str, *, where: str = "", why: str = "", mend: str = "") -> None:
-        self.what, self.where, self.why, self.mend = what, where, why, mend
+    def __init__(self, what: str, *, where: str = "", why: str = "", mend: str = "", page: str = "") -> None:
+        self.what, self.where, self.why, self.mend, self.page = what, where, why, mend, page
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -25,6 +26,8 @@ class RedraftError(Exception):
             line += f": {self.why}"
         if self.mend:
             line += f". To mend: {self.mend}"
+        if self.page:
+            line += f" (docs/{self.page}.md)"
         return " ".join(line.split())
 
 
