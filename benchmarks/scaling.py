@@ -23,7 +23,8 @@ from rich.table import Table
 from benchmarks.flops import Work, step_flops
 from benchmarks.gpu.synthetic import KIMI
 from benchmarks.imbalance import imbalance, long_tailed
-from data_prep.budget import TOKEN_BYTES, bytes_per_token
+from data_prep.budget import bytes_per_token
+from data_prep.store.manifest import TOKEN_BYTES
 from eagle3.atomic import write_json
 from eagle3.config import STATE_CODECS, require
 from eagle3.draft_shape import DraftShape

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3.draft import Eagle3Draft
-from eagle3.errors import ConfigError, DataError
+from eagle3.errors import DataError
 
 SELF_SCORE = 16.0  # attention score of a token with itself, before the softmax
 
@@ -158,13 +158,3 @@ def _normed(draft: Eagle3Draft, features: Tensor) -> Tensor:
         states = features.unflatten(-1, (shape.num_aux, -1))
         return F.rms_norm(states, (shape.hidden_size,), eps=shape.rms_norm_eps).flatten(-2)
     return features
-
-
-def check_fits(draft: Eagle3Draft) -> None:
-    """Refuse a draft whose layer has no such weights.
-
-    Raises:
-        ConfigError: latent attention.
-    """
-    if draft.shape.kind != "llama":
-        raise ConfigError("this start is for plain attention", where="draft.init_fc", mend="use draft.init_fc=last")

@@ -39,7 +39,13 @@ FREE_SETTINGS = (
 # Settings that came later, with what training did before there were any: at that value they stay out of the identity,
 # so that older checkpoints go on.
 LATER_SETTINGS: dict[str, Any] = {
-    "objective": asdict(ObjectiveConfig()),
+    "objective": {
+        "kind": "soft_ce",
+        "ce_weight": 0.5,
+        "ce_fade": 0.0,
+        "teacher_temperature": 1.0,
+        "outside": "drop",
+    },
     "step_weights": [],
     "feature_noise": 0.0,
     "schedule": "cosine",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eagle3.draft import Eagle3Draft
-from eagle3.draft_fit import Moments, check_fits, fit_linear, put_linear
+from eagle3.draft_fit import Moments, fit_linear, put_linear
 from eagle3.errors import DataError
 from train.batches import StepPlan
 from train.job import SampleSource, TrainSample
@@ -25,7 +25,7 @@ def fit_start(draft: Eagle3Draft, samples: SampleSource, plan: StepPlan, rows: i
     call it.
 
     Args:
-        draft: fresh, float32, on the CPU.
+        draft: fresh, kind "llama", float32, on the CPU.
         samples: the training split.
         plan: says which conversations the run begins with.
         rows: supervised rows to use, at most.
@@ -33,10 +33,8 @@ def fit_start(draft: Eagle3Draft, samples: SampleSource, plan: StepPlan, rows: i
         world: the process group.
 
     Raises:
-        ConfigError: the draft's attention is not a plain one.
         DataError: a conversation is not there (in rounds, the first one holds fewer than `rows`).
     """
-    check_fits(draft)
     used = 0
     if world.first:
         moments = Moments(draft)

@@ -6,7 +6,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from data_prep.budget import TOKEN_BYTES
+from data_prep.store.manifest import TOKEN_BYTES
 from eagle3.state_codec import state_bytes
 from train.front.config import PROJECT_ROOT, RedraftConfig, register, typed
 from train.front.draft_shape import declared_shape

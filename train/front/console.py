@@ -73,12 +73,3 @@ class LoggedProgress:
                 left = timedelta(seconds=round((self.total - self.done) / rate)) if rate else "?"
                 line += f" of {self.total:,} {self.unit}, {rate:,.{0 if rate >= 10 else 1}f}/s, {left} left"
             console.print(line, soft_wrap=True)
-
-
-def size_text(count: float) -> str:
-    """Bytes in the unit a person would use (powers of 1000)."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1000
-    raise AssertionError

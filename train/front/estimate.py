@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from data_prep.budget import TOKEN_BYTES, bytes_per_token
+from data_prep.budget import bytes_per_token
+from data_prep.store.manifest import TOKEN_BYTES
 from eagle3.atomic import read_json
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import RedraftError

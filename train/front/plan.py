@@ -16,10 +16,11 @@ from eagle3.config import STATE_CODECS
 from eagle3.conventions import CONVENTIONS
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import WiringError
+from eagle3.sizes import size_text
 from eagle3.target_weights import TargetWeights
 from eagle3.wiring import Wiring
 from train.front.config import RedraftConfig
-from train.front.console import console, size_text
+from train.front.console import console
 from train.front.draft_shape import declared_shape, target_shape
 from train.front.estimate import Cost, measured_rates, published_hours, samples_and_tokens, stage_costs
 from train.front.refusals import (

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data_prep.budget import TOKEN_BYTES, bytes_per_token, free_bytes
+from data_prep.budget import bytes_per_token, free_bytes
 from data_prep.prepare import count_supervised, load_prepared
 from data_prep.rounds import RoundPlan
+from data_prep.store.manifest import TOKEN_BYTES
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import RedraftError
+from eagle3.sizes import size_text
 from train.engine import model_dtype
 from train.fit import memory_limit, memory_settings, run_memory
 from train.front.config import RedraftConfig
-from train.front.console import size_text
 from train.front.estimate import Cost, samples_and_tokens
 from train.front.rounds import plan_rounds, prepared_lengths
 from train.memory import GIB, MemoryPlan, MemorySettings, train_memory

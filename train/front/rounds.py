@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.budget import TOKEN_BYTES
 from data_prep.extract import Part
 from data_prep.prepare import load_prepared
 from data_prep.rounds import RoundPlan, Sizes, parse_size, round_plan
+from data_prep.store.manifest import TOKEN_BYTES
 from data_prep.store.seal import break_seal
 from data_prep.store.shard import Shard
 from data_prep.units import plan_windows, window_tokens
@@ -24,10 +24,11 @@ from eagle3.atomic import read_json, write_json
 from eagle3.errors import ConfigError, IntegrityError, RedraftError
 from eagle3.place import create, exists, list_files, remove
 from eagle3.shard_file import find_shards
+from eagle3.sizes import size_text
 from eagle3.state_codec import state_bytes
 from train.batches import StepPlan, epoch_order
 from train.front.config import RedraftConfig
-from train.front.console import console, size_text
+from train.front.console import console
 from train.front.context import Run
 from train.front.extraction import Work, run_extraction
 from train.resume import check_same_job, newest_whole

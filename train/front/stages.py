@@ -23,12 +23,13 @@ from eagle3.draft_build import build_draft
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import RedraftError
 from eagle3.place import list_files, remove
+from eagle3.sizes import size_text
 from eagle3.state_codec import ROUNDING
 from eagle3.target_identity import TargetIdentity
 from eagle3.vocab import load_vocab, vocab_from_maps
 from eagle3.wiring import Wiring
 from train.front.capture import CaptureChoice
-from train.front.console import console, progress_bar, size_text
+from train.front.console import console, progress_bar
 from train.front.context import Run
 from train.front.draft_shape import target_shape
 from train.front.extraction import Work, run_extraction
