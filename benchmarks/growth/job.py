@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from benchmarks.in_memory import InMemorySource, Sample
 from benchmarks.step import Case, random_draft, random_teacher
 from train.config import TrackConfig, TrainConfig
-from train.decoders import Decoders
-from train.job import RowShape, SourceFiles, TrainJob
+from train.job import TrainJob
 from train.model import TrainParts
 
 
-@dataclass
-class Sample:
-    """A training sample."""
-
-    record_id: str
-    features: Tensor
-    token_ids: Tensor
-    teacher: Tensor
-    loss_mask: Tensor
-
-
-class RandomSource:
+class RandomSource(InMemorySource):
     """Samples of one length, random but always the same, their second half supervised.
 
     Args:
@@ -36,12 +23,8 @@ class RandomSource:
     """
 
     def __init__(self, count: int, length: int, hidden: int, vocab: int) -> None:
+        super().__init__([length] * count, 3, hidden)
         self.hidden, self.vocab = hidden, vocab
-        self.lengths = [length] * count
-        self.row, self.files = RowShape(3 * hidden, hidden, torch.float32), SourceFiles()
-
-    def __len__(self) -> int:
-        return len(self.lengths)
 
     def get(self, index: int) -> Sample:
         """Sample `index`."""
@@ -50,23 +33,6 @@ class RandomSource:
         tokens = torch.randint(0, self.vocab, (n,), generator=gen)
         states = torch.randn(n, 4 * self.hidden, generator=gen)
         return Sample(f"r{index}", states[:, self.hidden :], tokens, states[:, : self.hidden], mask)
-
-    def tokens(self, index: int) -> tuple[Tensor, Tensor]:
-        """Tokens and mask of sample `index`."""
-        sample = self.get(index)
-        return sample.token_ids, sample.loss_mask
-
-    def fill(self, index: int, features: Tensor, teacher: Tensor, decoders: Decoders) -> None:
-        """States of sample `index`."""
-        sample = self.get(index)
-        features.copy_(sample.features)
-        teacher.copy_(sample.teacher)
-
-    def advise(self, index: int) -> None:
-        """There is no disk."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def open_source(split: str, **sizes: int) -> RandomSource | None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.in_memory import InMemorySource, Sample
 from eagle3.draft import DraftShape, Eagle3Draft
 from train.config import TrackConfig, TrainConfig
-from train.decoders import Decoders
-from train.job import RowShape, SourceFiles, TrainJob
+from train.job import TrainJob
 from train.losses import TeacherHead
 from train.model import TrainParts
 
@@ -36,18 +35,7 @@ SHAPE = DraftShape(
 )
 
 
-@dataclass
-class Sample:
-    """A training sample."""
-
-    record_id: str
-    features: Tensor
-    token_ids: Tensor
-    teacher: Tensor
-    loss_mask: Tensor
-
-
-class Source:
+class Source(InMemorySource):
     """Random samples of unequal lengths and unequal numbers of supervised rows."""
 
     def __init__(
@@ -59,13 +47,9 @@ class Source:
         fail_after: int = 0,
         term_after: int = 0,
     ) -> None:
+        super().__init__([4 + (i * 5) % 9 for i in range(count)], AUX, H)
         self.count, self.seed, self.poison, self.wait = count, seed, poison, wait
         self.fail_after, self.term_after, self.reads = fail_after, term_after, 0
-        self.lengths = [4 + (i * 5) % 9 for i in range(count)]
-        self.row, self.files = RowShape(AUX * H, H, torch.float32), SourceFiles()
-
-    def __len__(self) -> int:
-        return self.count
 
     def get(self, index: int) -> Sample:
         """Sample `index`, always the same; `poison` has a state that is not a number."""
@@ -88,18 +72,6 @@ class Source:
         """Tokens and mask of sample `index`; trouble befalls its states only."""
         calm = Source(self.count, self.seed).get(index)
         return calm.token_ids, calm.loss_mask
-
-    def fill(self, index: int, features: Tensor, teacher: Tensor, decoders: Decoders) -> None:
-        """States of sample `index`."""
-        sample = self.get(index)
-        features.copy_(sample.features)
-        teacher.copy_(sample.teacher)
-
-    def advise(self, index: int) -> None:
-        """There is no disk."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def open_source(split: str, *, count: int = 24, **trouble: Any) -> Source:
