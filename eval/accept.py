@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from eagle3.conventions import CONVENTIONS, explain
 from eagle3.errors import WiringError
 from eagle3.wiring import Wiring
-from eval.alarm import find_alarms
+from eval.alarm import allowed_gap, find_alarms
 from eval.config import EvalConfig
 from eval.engines.base import Engine, Generation
 from eval.prompts import PromptSet, encode_prompt
@@ -129,6 +129,7 @@ def measure(
         target=target,
         draft=draft,
     )
+    result.allowed_gap = allowed_gap(result.predicted_tau, cfg.alarm)
     result.alarm = find_alarms(result, cfg.alarm, next_commands or [])
     if log is not None:
         log(scalars(result))

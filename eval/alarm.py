@@ -45,6 +45,14 @@ class Alarm:
         )
 
 
+def allowed_gap(predicted: float | None, share: float) -> float | None:
+    """How far served may part from predicted accept length, in tokens: a share of the predicted gain.
+
+    None without a prediction.
+    """
+    return None if predicted is None else max(share * (predicted - 1), LEAST)
+
+
 def find_alarms(result: AcceptResult, share: float, commands: Sequence[str], tree: bool = False) -> list[Alarm]:
     """An alarm for each way of serving that parts from the prediction.
 
@@ -57,7 +65,7 @@ def find_alarms(result: AcceptResult, share: float, commands: Sequence[str], tre
     predicted = result.predicted_tau
     if predicted is None:
         return []
-    bound = max(share * (predicted - 1), LEAST)
+    bound = allowed_gap(predicted, share) or LEAST
     alarms = []
     for served in result.served:
         overall = served.overall

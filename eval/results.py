@@ -15,6 +15,7 @@ from eagle3.errors import IntegrityError
 from eagle3.repetition import LOOPING, LOOPING_TOKENS, unique_bigrams
 from eval.alarm import Alarm
 from eval.engines.base import Generation
+from eval.training import Training
 
 FORMAT = 1
 
@@ -294,6 +295,11 @@ class AcceptResult:
     alarm: list[Alarm] = field(default_factory=list)  # where served and predicted accept length part too far
     plain_facts: dict[str, Any] = field(default_factory=dict)  # of the server without a draft
     plain_failures: dict[str, str] = field(default_factory=dict)  # "batch n, set/prompt id" -> why
+    missing: dict[str, str] = field(default_factory=dict)  # "mode, batch n" of which nothing was measured -> why
+    allowed_gap: float | None = None  # between predicted and served tau before there is an alarm, in tokens
+    training: Training | None = None  # what the draft was trained on, where the run knows it
+    recipes: dict[str, str] = field(default_factory=dict)  # what one would do next, in words -> the command
+    probe: dict[str, Any] = field(default_factory=dict)  # the verdict of a probe that stood beside the results
     format: int = FORMAT
 
     @property
@@ -305,6 +311,13 @@ class AcceptResult:
     def predicted_tau(self) -> float | None:
         """Accept length that the validation accuracies promise at `num_steps`, or None without them."""
         return predicted_tau(self.predicted_acceptance, self.num_steps)
+
+    @property
+    def incomplete(self) -> str:
+        """What is missing from the figures, in one clause; empty when nothing is."""
+        prompts = len(self.plain_failures) + sum(len(one.failures) for one in self.served)
+        parts = [f"{prompts} continuations failed"] if prompts else []
+        return ", ".join([*parts, *(f"nothing of {name}" for name in self.missing)])
 
     def save(self, path: Path) -> None:
         """Write as JSON, atomically."""
@@ -323,6 +336,7 @@ class AcceptResult:
                 raise ValueError(f"written in another format than {FORMAT}")
             data["served"] = [_served(one) for one in data["served"]]
             data["alarm"] = [Alarm(**one) for one in data.get("alarm", [])]
+            data["training"] = Training.from_dict(data["training"]) if data.get("training") else None
             return cls(**data)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise IntegrityError(

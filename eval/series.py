@@ -84,6 +84,8 @@ def failure_lines(series: Sequence[Series], shown: int = 5) -> list[str]:
     for result in {id(one.result): one.result for one in series}.values():
         if result.plain_failures:
             lines.append(f"without a draft: {_some(result.plain_failures, shown)}")
+        if result.missing:
+            lines.append(f"not measured: {_some(result.missing, shown)}")
     return lines
 
 

@@ -21,12 +21,21 @@ def rule(cell: Cell) -> str:
     return f"{cell.build}, {cell.style} ids {list(cell.ids)}"
 
 
+def disagreements(cells: Sequence[Cell], measured: Mapping[str, Measured]) -> list[str]:
+    """Where a measured cell contradicts the computed one, or another that is fed the same."""
+    return [line for cell in cells for line in _disagreements(cell, measured)] + _across(cells, measured)
+
+
+def consequences(cells: Sequence[Cell], measured: Mapping[str, Measured], builds: Mapping[str, str]) -> list[str]:
+    """What follows from the table, what to know of each build, and which builds were measured."""
+    return [*_findings(cells, measured), *_notes(cells), *(f"{name}: {words}" for name, words in builds.items())]
+
+
 def report(
     cells: Sequence[Cell], measured: Mapping[str, Measured], builds: Mapping[str, str], console: Console
 ) -> tuple[str, bool]:
     """Print the table and what follows from it; returns the same as text, and whether every measured cell agrees."""
-    problems = [line for cell in cells for line in _disagreements(cell, measured)] + _across(cells, measured)
-    lines = [*_findings(cells, measured), *_notes(cells), *(f"{name}: {words}" for name, words in builds.items())]
+    problems, lines = disagreements(cells, measured), consequences(cells, measured, builds)
     file = Console(file=io.StringIO(), width=80)
     for out in (console, file):
         out.print(_tables(cells, measured))
@@ -59,7 +68,7 @@ def _table(cells: Sequence[Cell], measured: Mapping[str, Measured]) -> Table:
         table.add_row(
             "" if cell.build == build else cell.build.removeprefix("sglang-"),
             f"{cell.style} {_ids(cell.ids)}",
-            _fed(cell),
+            fed(cell),
             f"[{STYLE[cell.verdict]}]{cell.verdict}[/]",
             outcome(measured[cell.key]) if cell.key in measured else "",
             "" if cell.build == build else _ids(cell.serve_with) if cell.serve_with else "nothing",
@@ -68,7 +77,8 @@ def _table(cells: Sequence[Cell], measured: Mapping[str, Measured]) -> Table:
     return table
 
 
-def _fed(cell: Cell) -> str:
+def fed(cell: Cell) -> str:
+    """The layers whose inputs are fed, slot by slot; a dash where nothing is."""
     return " ".join("emb" if site.layer == 0 else str(site.layer) for site in cell.fed.aux) if cell.fed else "-"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -73,3 +75,12 @@ class LoggedProgress:
                 left = timedelta(seconds=round((self.total - self.done) / rate)) if rate else "?"
                 line += f" of {self.total:,} {self.unit}, {rate:,.{0 if rate >= 10 else 1}f}/s, {left} left"
             console.print(line, soft_wrap=True)
+
+
+def shown_path(path: Path | str) -> str:
+    """A path as it is shortest: from the working folder, where it lies under it or is nearer that way."""
+    text = str(path)
+    if "://" in text or not os.path.isabs(text):
+        return text
+    near = os.path.relpath(text)
+    return near if len(near) < len(text) else text

@@ -15,6 +15,7 @@ from eagle3.wiring import Wiring
 from eval.accept import engine_ids, environment, native_wiring
 from eval.engines.base import Generation, chain_counts
 from eval.results import AcceptResult, Baseline, Served, SetResult, prompt_result, summarize
+from eval.training import Training, training_of
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +76,28 @@ def accept_result() -> AcceptResult:
         environment=environment(),
         target="tiny target",
     )
+
+
+@pytest.fixture
+def trained() -> Training:
+    """A training with two domains, one of them covered too little."""
+    steps = [
+        {
+            "kind": "train",
+            "step": k,
+            "losses": [6 / k + 2, 7 / k + 2],
+            "acc": [1 - 1 / k, 0.9 - 0.8 / k],
+            "supervised": 9,
+        }
+        for k in range(1, 41)
+    ]
+    check = {"kind": "val", "step": 40, "losses": [2.1, 2.3], "acc": [0.9, 0.8], "supervised": 9}
+    counts = {"train": {"records": 147, "tokens": 12079, "supervised_tokens": 5672}, "read": 161, "skipped": 14}
+    group = {"records": 16, "tokens": 534, "coverage": 0.91}
+    whole = {"records": 147, "tokens": 5672, "coverage": 0.99}
+    report = {"vocab_size": 640, "target_vocab_size": 1280, "min_coverage": 0.95, "all": whole}
+    report |= {"domain": {"chat": {**whole, "tokens": 5138}, "code": group}, "language": {"(none)": whole}}
+    return training_of([*steps, check], counts, report)
 
 
 def _invented(kept: list[int]) -> Generation:
