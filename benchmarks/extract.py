@@ -34,6 +34,7 @@ from data_prep.capture.hf import HFCapture
 from data_prep.extract import Writing, extract
 from data_prep.store import StoreManifest
 from data_prep.units import plan_windows, window_tokens
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import STATE_CODECS, require
 from eagle3.errors import RedraftError
 from eagle3.target_weights import TargetWeights
@@ -256,9 +257,9 @@ def ratio(pair: dict[str, Any]) -> str:
     return f"{pair['ratio']:.3f} ({low:.3f}-{high:.3f})"
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.extract", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.extract", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--target", type=Path, help="a Hugging Face folder; a small random Llama without it")
     parser.add_argument("--prepared", type=Path, help="a prepared split of that target; random tokens without it")
@@ -307,25 +308,22 @@ def as_dict(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     ]
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
     args = parse(argv)
-    try:
-        check(args)
-        if args.threads:
-            torch.set_num_threads(args.threads)
-        device = open_device(args.device)
-        facts = machine(device)
-        capture = open_capture(args, device)
-        if args.prepared:
-            records = prepared_records(args.prepared, args.documents)
-        else:
-            records = random_records(args.documents, args.length, capture.vocab_size)
-        cases = [Case(codec, writers) for codec in args.codecs for writers in args.writers]
-        measured = [measure(capture, records, case, args) for case in cases]
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    check(args)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    device = open_device(args.device)
+    facts = machine(device)
+    capture = open_capture(args, device)
+    if args.prepared:
+        records = prepared_records(args.prepared, args.documents)
+    else:
+        records = random_records(args.documents, args.length, capture.vocab_size)
+    cases = [Case(codec, writers) for codec in args.codecs for writers in args.writers]
+    measured = [measure(capture, records, case, args) for case in cases]
     result = {
         "machine": facts,
         "target": args.target.name if args.target else f"random Llama of {args.layers} layers, hidden {args.hidden}",

@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.side_by_side import machine, machine_line, open_device, publish
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.draft_build import build_draft
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import RedraftError
@@ -251,9 +253,9 @@ def cases(args: argparse.Namespace) -> list[Case]:
     ]
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.memory", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--hidden", type=int, nargs="+", default=[512, 1024], help="one a size")
     parser.add_argument("--vocab", type=int, nargs="+", default=[16384, 16384], help="the target's, one a size")
     parser.add_argument("--rows", type=int, nargs="+", default=[1024, 512], help="of a micro-batch, one a size")
@@ -271,25 +273,22 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
     args = parse(argv)
     if args.child:
         told = json.loads(args.child)
         child(Case(**{**told, "recompute": bool(told["recompute"])}))
         return 0
-    try:
-        facts, rows = machine(open_device("cpu")), []
-        for case in cases(args):
-            plan, measured = case.arithmetic(), measure(case)
-            rows.append(
-                {"case": asdict(case), "predicted": plan.peak, "measured": measured, "fullest": plan.fullest}
-                | {"phases": {name: plan.phase(name) for name in PHASES}}
-            )
-            print(f"{case}: predicted {plan.peak / 1e6:,.0f} MB, measured {measured / 1e6:,.0f} MB", flush=True)
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    facts, rows = machine(open_device("cpu")), []
+    for case in cases(args):
+        plan, measured = case.arithmetic(), measure(case)
+        rows.append(
+            {"case": asdict(case), "predicted": plan.peak, "measured": measured, "fullest": plan.fullest}
+            | {"phases": {name: plan.phase(name) for name in PHASES}}
+        )
+        print(f"{case}: predicted {plan.peak / 1e6:,.0f} MB, measured {measured / 1e6:,.0f} MB", flush=True)
     publish(as_table(rows, facts), {"machine": facts, "malloc": MALLOC, "rows": rows}, args.out, "memory")
     return 0
 

@@ -8,7 +8,6 @@ Counted, not timed. `by length` is the plan that cuts the sorted records into as
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
@@ -22,8 +21,8 @@ from rich.table import Table
 
 from benchmarks.side_by_side import publish
 from data_prep.units import WINDOW_BATCHES, Batches, padded_tokens, plan_batches
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import require
-from eagle3.errors import RedraftError
 
 Planner = Callable[[Sequence[int], int], Batches]
 WINDOWS = (1, 2, 4, 8, 16, WINDOW_BATCHES, 2 * WINDOW_BATCHES)
@@ -81,25 +80,22 @@ def as_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.padding", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.padding", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prepared", type=Path, help="a prepared split; log-normal lengths without it")
     parser.add_argument("--records", type=int, default=20000, help="records with log-normal lengths")
     parser.add_argument("--longest", type=int, default=2048, help="at which these are cut")
     parser.add_argument("--batch-tokens", type=int, default=16384, help="padded tokens a forward pass")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for padding.txt and padding.json")
     args = parser.parse_args(argv)
-    try:
-        for name in ("records", "longest", "batch_tokens"):
-            require(getattr(args, name) > 0, f"--{name.replace('_', '-')}", getattr(args, name), "a positive integer")
-        if args.prepared:
-            lengths = [len(ids) for ids in load_from_disk(str(args.prepared))["input_ids"]]
-        else:
-            lengths = spread_lengths(args.records, args.longest)
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    for name in ("records", "longest", "batch_tokens"):
+        require(getattr(args, name) > 0, f"--{name.replace('_', '-')}", getattr(args, name), "a positive integer")
+    if args.prepared:
+        lengths = [len(ids) for ids in load_from_disk(str(args.prepared))["input_ids"]]
+    else:
+        lengths = spread_lengths(args.records, args.longest)
     rows = []
     for batches in WINDOWS:
         window = batches * args.batch_tokens

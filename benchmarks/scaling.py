@@ -26,9 +26,9 @@ from benchmarks.imbalance import imbalance, long_tailed
 from data_prep.budget import bytes_per_token
 from data_prep.store.manifest import TOKEN_BYTES
 from eagle3.atomic import write_json
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import STATE_CODECS, require
 from eagle3.draft_shape import DraftShape
-from eagle3.errors import RedraftError
 from eagle3.wiring import Wiring
 from train.front.estimate import flops_per_token
 from train.front.rounds import prepared_lengths
@@ -260,10 +260,10 @@ def uneven_table(named: dict[str, Sequence[int]], cases: Sequence[tuple[int, int
     return table
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     machine, links = HardwareConfig(), Links()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.scaling", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--steps", type=int, default=4, help="unrolled steps K")
     parser.add_argument("--draft-vocab", type=int, default=KIMI.draft_vocabs[0])
@@ -330,18 +330,15 @@ def reckon(args: argparse.Namespace) -> tuple[list[Table], dict[str, Any]]:
     return tables, told
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
     args = parse(argv)
-    try:
-        for name in ("nodes", "samples", "batch", "steps"):
-            value = getattr(args, name)
-            positive = min(value if isinstance(value, list) else [value]) > 0
-            require(positive, f"--{name}", value, "positive integers")
-        tables, told = reckon(args)
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    for name in ("nodes", "samples", "batch", "steps"):
+        value = getattr(args, name)
+        positive = min(value if isinstance(value, list) else [value]) > 0
+        require(positive, f"--{name}", value, "positive integers")
+    tables, told = reckon(args)
     console = Console(width=130, highlight=False)
     for table in tables:
         console.print(table)

@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ from rich.table import Table
 from benchmarks.side_by_side import machine, machine_line, open_device, publish
 from data_prep.select.config import SelectConfig, SourceConfig
 from data_prep.select.stage import select
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import require
-from eagle3.errors import RedraftError
 
 DUPLICATES = 0.1  # share of records that are a near copy of an earlier one
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "an", "er", "ol")]
@@ -98,9 +99,9 @@ def as_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.selection", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.selection", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--records", type=int, default=20_000, help="records of the source")
     parser.add_argument("--chars", type=int, default=800, help="characters of a prompt, in the mean")
     parser.add_argument("--target", type=Path, help="a Hugging Face folder whose tokenizer measures lengths")
@@ -113,30 +114,27 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
     args = parse(argv)
-    try:
-        for name in ("records", "chars", "rounds"):
-            require(getattr(args, name) > 0, f"--{name}", getattr(args, name), "a positive integer")
-        require(args.records >= 100, "--records", args.records, "at least 100")
-        tokenizer = None
-        if args.target:
-            from transformers import AutoTokenizer
+    for name in ("records", "chars", "rounds"):
+        require(getattr(args, name) > 0, f"--{name}", getattr(args, name), "a positive integer")
+    require(args.records >= 100, "--records", args.records, "at least 100")
+    tokenizer = None
+    if args.target:
+        from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(args.target, trust_remote_code=args.trust_remote_code)
-        args.out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".select-", dir=args.out) as name:
-            folder = Path(name)
-            write_records(folder / "records.jsonl", args.records, args.chars)
-            write_records(folder / "few.jsonl", 100, args.chars)
-            measure(ways(folder / "few.jsonl", 100, args.exclude, tokenizer), folder, 1)  # loads what is loaded once
-            found = ways(folder / "records.jsonl", args.records, args.exclude, tokenizer)
-            seconds = measure(found, folder, args.rounds)
-            size = (folder / "records.jsonl").stat().st_size
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+        tokenizer = AutoTokenizer.from_pretrained(args.target, trust_remote_code=args.trust_remote_code)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".select-", dir=args.out) as name:
+        folder = Path(name)
+        write_records(folder / "records.jsonl", args.records, args.chars)
+        write_records(folder / "few.jsonl", 100, args.chars)
+        measure(ways(folder / "few.jsonl", 100, args.exclude, tokenizer), folder, 1)  # loads what is loaded once
+        found = ways(folder / "records.jsonl", args.records, args.exclude, tokenizer)
+        seconds = measure(found, folder, args.rounds)
+        size = (folder / "records.jsonl").stat().st_size
     result = {
         "machine": machine(open_device("cpu")),
         "records": args.records,

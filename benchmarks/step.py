@@ -13,7 +13,7 @@ import math
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.plain_step import plain_loss
 from benchmarks.side_by_side import Pair, machine, machine_line, open_device, publish, take_turns
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import require
 from eagle3.draft import DraftShape, Eagle3Draft
 from eagle3.errors import RedraftError
@@ -234,9 +235,9 @@ def as_table(rows: list[dict[str, Any]], facts: dict[str, Any]) -> Table:
     return table
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.step", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", choices=["auto", *TOLERANCE], help="auto: bfloat16 on a GPU")
     parser.add_argument("--steps", type=int, nargs="+", default=[3, 7], help="unrolled steps K")
@@ -253,23 +254,20 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
     args = parse(argv)
-    try:
-        if args.memory_of:
-            print(json.dumps(own_memory(Case(**json.loads(args.case)), args.memory_of)))
-            return 0
-        require(args.rounds > 0, "--rounds", args.rounds, "a positive integer")
-        device = open_device(args.device)
-        dtype = args.dtype if args.dtype != "auto" else ("bfloat16" if device.type == "cuda" else "float32")
-        shared = (args.documents, args.hidden, args.vocab, args.draft_vocab, args.supervised, args.device, dtype)
-        cases = [Case(k, length, *shared) for length in args.lengths for k in args.steps]
-        facts = machine(device)
-        rows = measure(cases, args.rounds)
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    if args.memory_of:
+        print(json.dumps(own_memory(Case(**json.loads(args.case)), args.memory_of)))
+        return 0
+    require(args.rounds > 0, "--rounds", args.rounds, "a positive integer")
+    device = open_device(args.device)
+    dtype = args.dtype if args.dtype != "auto" else ("bfloat16" if device.type == "cuda" else "float32")
+    shared = (args.documents, args.hidden, args.vocab, args.draft_vocab, args.supervised, args.device, dtype)
+    cases = [Case(k, length, *shared) for length in args.lengths for k in args.steps]
+    facts = machine(device)
+    rows = measure(cases, args.rounds)
     publish(as_table(rows, facts), {"machine": facts, "rounds": args.rounds, "rows": rows}, args.out, "step")
     return 0
 

@@ -27,6 +27,7 @@ from benchmarks.side_by_side import Pair, machine, machine_line, publish, take_t
 from data_prep.capture.sample import CapturedSample
 from data_prep.store import Store
 from data_prep.store.shard import Shard, write_shard
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import require
 from eagle3.errors import RedraftError
 from eagle3.shard_file import ShardFile
@@ -182,9 +183,9 @@ def as_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.store", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--store", required=True, help="a store, raw or lossless, whose states are taken")
     parser.add_argument("--target", type=Path, help="its target, for the teacher's distribution")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens taken, longest records first")
@@ -225,14 +226,11 @@ def _rates(raw: dict[str, Any], samples: Sequence[CapturedSample]) -> dict[str, 
     return {side: size / Pair(raw[side]["a"], raw[side]["b"]).medians[0] for side in ("write", "read")}
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
-    try:
-        args = parse(argv)
-        result = run(args)
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    args = parse(argv)
+    result = run(args)
     publish(as_table(result), result, args.out, "store")
     return 0
 

@@ -29,8 +29,8 @@ from benchmarks.side_by_side import machine, machine_line, publish
 from data_prep.capture.sample import CapturedSample
 from data_prep.extract import Writing, extract
 from data_prep.store import Store, StoreManifest
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import STATE_CODECS, require
-from eagle3.errors import RedraftError
 from eagle3.wiring import Wiring
 
 
@@ -107,9 +107,9 @@ def as_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.writers", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.writers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--store", type=Path, help="a store whose states are written; random ones without it")
     parser.add_argument("--hidden", type=int, default=2048, help="width of random states")
     parser.add_argument("--documents", type=int, default=16, help="different records")
@@ -124,32 +124,29 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
     args = parse(argv)
-    try:
-        for name in ("hidden", "documents", "copies", "tokens", "shard_tokens", "rounds"):
-            require(getattr(args, name) > 0, f"--{name.replace('_', '-')}", getattr(args, name), "a positive integer")
-        require(min(args.writers) > 0, "--writers", args.writers, "positive integers")
-        facts = machine(torch.device("cpu"))
-        random = lambda: random_samples(args.documents, args.tokens, args.hidden)  # noqa: E731
-        wiring, samples = stored_samples(args.store, args.documents) if args.store else random()
-        ready = Ready(samples, args.copies)
-        rows = ready.rows()
-        args.out.mkdir(parents=True, exist_ok=True)
-        token = (len(wiring.stored_sites) + 1) * wiring.hidden_size * 2
-        size = sum(sample.tokens for sample in ready.samples.values()) * token
-        manifests = {codec: StoreManifest(wiring, {"name": "none"}, "none", codec=codec) for codec in args.codecs}
-        rates: dict[str, list[list[float]]] = {codec: [[] for _ in args.writers] for codec in args.codecs}
-        for number in range(args.rounds + 1):  # the first is not counted
-            for codec, manifest in manifests.items():
-                for place, writers in enumerate(args.writers):
-                    taken = seconds(ready, rows, manifest, writers, args)
-                    if number:
-                        rates[codec][place].append(size / taken / 1e6)
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    for name in ("hidden", "documents", "copies", "tokens", "shard_tokens", "rounds"):
+        require(getattr(args, name) > 0, f"--{name.replace('_', '-')}", getattr(args, name), "a positive integer")
+    require(min(args.writers) > 0, "--writers", args.writers, "positive integers")
+    facts = machine(torch.device("cpu"))
+    random = lambda: random_samples(args.documents, args.tokens, args.hidden)  # noqa: E731
+    wiring, samples = stored_samples(args.store, args.documents) if args.store else random()
+    ready = Ready(samples, args.copies)
+    rows = ready.rows()
+    args.out.mkdir(parents=True, exist_ok=True)
+    token = (len(wiring.stored_sites) + 1) * wiring.hidden_size * 2
+    size = sum(sample.tokens for sample in ready.samples.values()) * token
+    manifests = {codec: StoreManifest(wiring, {"name": "none"}, "none", codec=codec) for codec in args.codecs}
+    rates: dict[str, list[list[float]]] = {codec: [[] for _ in args.writers] for codec in args.codecs}
+    for number in range(args.rounds + 1):  # the first is not counted
+        for codec, manifest in manifests.items():
+            for place, writers in enumerate(args.writers):
+                taken = seconds(ready, rows, manifest, writers, args)
+                if number:
+                    rates[codec][place].append(size / taken / 1e6)
     result = {
         "machine": facts,
         "states": args.store.name if args.store else f"random states, hidden {args.hidden}",

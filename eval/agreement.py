@@ -6,7 +6,6 @@ step keeps the same proposals. Prompts whose counts differ are named; rounding a
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from eagle3.errors import DataError, RedraftError
+from eagle3.command_line import Parser, one_line_errors
+from eagle3.errors import DataError
 from eval.compare import load_run
 from eval.results import AcceptResult, PromptResult, Served
 
@@ -95,20 +95,17 @@ def _tau(rows: Sequence[PromptResult]) -> float:
     return 1.0 + sum(row.correct for row in rows) / verifies if verifies else 1.0
 
 
+@one_line_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; 0 = within the bound, 1 = further apart, 2 = bad input."""
-    parser = argparse.ArgumentParser(prog="python -m eval.agreement", description=__doc__.split("\n\n")[0])
+    parser = Parser(prog="python -m eval.agreement", description=__doc__.split("\n\n")[0])
     parser.add_argument("first", type=Path, help="folder with results.json, e.g. of the local engine")
     parser.add_argument("second", type=Path, help="the same draft in another engine")
     parser.add_argument("--bound", type=float, default=0.02, help="allowed difference of tau (default: %(default)s)")
     chosen = parser.parse_args(arguments)
     console = Console()
-    try:
-        first, second = load_run(chosen.first), load_run(chosen.second)
-        rows = agreements(first, second)
-    except RedraftError as err:
-        console.print(f"error: {err}", style="red", markup=False, soft_wrap=True)
-        return 2
+    first, second = load_run(chosen.first), load_run(chosen.second)
+    rows = agreements(first, second)
     console.print(_table(first.engine, second.engine, rows))
     for row in rows:
         if row.parted:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3.atomic import write_text
-from eagle3.errors import DataError, RedraftError
+from eagle3.command_line import Parser, one_line_errors
+from eagle3.errors import DataError
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -98,7 +100,11 @@ def read_topics(path: Path) -> dict[str, list[str]]:
     """Read `[group]` headed lines; `#` starts a comment line. Raises DataError naming the line."""
     groups: dict[str, list[str]] = {}
     topics: list[str] | None = None
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as err:
+        raise DataError("cannot read the topics", where=str(path), why=str(err), mend="give a text file") from None
+    for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
@@ -108,6 +114,9 @@ def read_topics(path: Path) -> dict[str, list[str]]:
             raise DataError("topic before any group", where=f"{path}, line {number}", mend="put a [group] line first")
         else:
             topics.append(text)
+    lacking = sorted({group for group, _ in KINDS.values()} - set(groups))
+    if lacking:
+        raise DataError("a group of topics is missing", where=str(path), why=", ".join(lacking), mend="add its [group]")
     return groups
 
 
@@ -118,23 +127,25 @@ def build_prompts(groups: dict[str, list[str]]) -> list[dict]:
         for n, topic in enumerate(groups[group]):
             content = phrasings[n % len(phrasings)].format(x=topic)
             if content in seen:
-                raise DataError("the same prompt stands twice", where=f"[{group}]", why=repr(content))
+                mend = "change or drop one of the topics"
+                raise DataError("the same prompt stands twice", where=f"[{group}]", why=repr(content), mend=mend)
             seen.add(content)
             prompts.append({"id": f"{kind}-{n:03d}", "messages": [{"role": "user", "content": content}]})
     return sorted(prompts, key=lambda p: hashlib.sha256(p["id"].encode()).hexdigest())
 
 
-def main() -> None:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry."""
-    topics = Path(sys.argv[1]) if len(sys.argv) > 1 else DATA / "prompt_topics.txt"
-    out = Path(sys.argv[2]) if len(sys.argv) > 2 else DATA / "demo_prompts.jsonl"
-    try:
-        prompts = build_prompts(read_topics(topics))
-        write_text(out, "".join(json.dumps(p, ensure_ascii=False) + "\n" for p in prompts))
-    except RedraftError as err:
-        sys.exit(f"error: {err}")
-    print(f"{out}: {len(prompts)} prompts")
+    parser = Parser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("topics", nargs="?", type=Path, default=DATA / "prompt_topics.txt", help="topics by group")
+    parser.add_argument("out", nargs="?", type=Path, default=DATA / "demo_prompts.jsonl", help="JSON lines to write")
+    args = parser.parse_args(argv)
+    prompts = build_prompts(read_topics(args.topics))
+    write_text(args.out, "".join(json.dumps(p, ensure_ascii=False) + "\n" for p in prompts))
+    print(f"{args.out}: {len(prompts)} prompts")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.targets.ensure import MAKERS, make_target
-from eagle3.errors import RedraftError
+from eagle3.command_line import Parser, one_line_errors
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; exit code 2 and one line on an expected failure."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("name", help=f"which target: {', '.join(sorted(MAKERS))}")
     parser.add_argument("path", type=Path, help="folder to write")
     args = parser.parse_args(argv)
-    try:
-        print(make_target(args.name, args.path))
-    except RedraftError as err:
-        print(err, file=sys.stderr)
-        return 2
+    print(make_target(args.name, args.path))
     return 0
 
 

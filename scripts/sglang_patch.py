@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.conventions import convention
 from eagle3.errors import RedraftError
 from eagle3.sglang_tree import SglangTree, read_tree
@@ -22,9 +24,10 @@ from eagle3.sglang_tree.patch import WHOLE, Finding, apply, findings, record_sta
 from eagle3.wiring import EMBEDDING, Wiring
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; exit code 2 and one line on an expected failure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=sorted(_COMMANDS))
     parser.add_argument("tree", type=Path, help="where SGLang is")
     parser.add_argument(
@@ -34,11 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         help="target's model_type, repeatable; default: deepseek_v3, and kimi_k25 where the tree serves it",
     )
     args = parser.parse_args(argv)
-    try:
-        lines, code = _COMMANDS[args.command](read_tree(args.tree), args.model_type)
-    except RedraftError as err:
-        print(err, file=sys.stderr)
-        return 2
+    lines, code = _COMMANDS[args.command](read_tree(args.tree), args.model_type)
     print("\n".join(lines))
     return code
 

@@ -8,17 +8,17 @@ fixed by the prompts alone (sorted by length, cut every `--batch-size`), so a re
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle3.atomic import write_text
-from eagle3.errors import DataError, RedraftError
+from eagle3.command_line import Parser, one_line_errors
+from eagle3.errors import DataError
 
 
 def read_prompts(path: Path) -> list[dict]:
@@ -27,16 +27,22 @@ def read_prompts(path: Path) -> list[dict]:
         raise DataError("prompt file not found", where=str(path), mend="give an existing JSON lines file")
     prompts: list[dict] = []
     seen: set[str] = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as err:
+        raise DataError("cannot read the prompts", where=str(path), why=str(err), mend="save it as UTF-8") from None
+    for number, line in enumerate(lines, start=1):
         where = f"{path}, line {number}"
         try:
             prompt = json.loads(line)
-        except ValueError as err:
+        except (ValueError, RecursionError) as err:
             raise DataError("not a JSON line", where=where, why=str(err), mend="fix or remove the line") from None
         prompt = prompt if isinstance(prompt, dict) else {}
         good = isinstance(prompt.get("id"), str) and isinstance(prompt.get("messages"), list)
-        if not good or not prompt["messages"] or prompt["messages"][-1].get("role") == "assistant":
-            raise DataError("not a prompt", where=where, why="expected an id and messages that end with a user turn")
+        turns = prompt["messages"] if good else []
+        if not turns or not all(isinstance(one, dict) for one in turns) or turns[-1].get("role") == "assistant":
+            mend = "give an id and messages that end with a user's turn"
+            raise DataError("not a prompt", where=where, mend=mend)
         if prompt["id"] in seen:
             raise DataError("the same id twice", where=where, why=prompt["id"], mend="give each prompt its own id")
         seen.add(prompt["id"])
@@ -169,9 +175,10 @@ def answered(prompt: dict, text: str, tokens: int, finish: str) -> dict:
     return {"id": prompt["id"], "messages": messages, "finish_reason": finish, "answer_tokens": tokens}
 
 
-def main() -> None:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry."""
-    parser = argparse.ArgumentParser(description="Answer prompts with a target, greedily and resumably.")
+    parser = Parser(description="Answer prompts with a target, greedily and resumably.")
     parser.add_argument("--target", type=Path, required=True, help="Hugging Face folder of the target")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with id and messages")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines with the answers")
@@ -179,18 +186,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = torch's choice")
-    args = parser.parse_args()
-    try:
-        prompts = read_prompts(args.prompts)
-        answerer = Answerer(args.target, args.max_new_tokens, args.device)
-        if args.threads:
-            answerer.torch.set_num_threads(args.threads)
-        counts = write_answers(prompts, answerer, args.out, args.batch_size, lambda line: print(line, flush=True))
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        sys.exit(2)
+    args = parser.parse_args(argv)
+    prompts = read_prompts(args.prompts)
+    answerer = Answerer(args.target, args.max_new_tokens, args.device)
+    if args.threads:
+        answerer.torch.set_num_threads(args.threads)
+    counts = write_answers(prompts, answerer, args.out, args.batch_size, lambda line: print(line, flush=True))
     print(f"{args.out}: {json.dumps(counts)}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

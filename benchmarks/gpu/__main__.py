@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ from benchmarks.gpu.report import publish
 from benchmarks.gpu.synthetic import KIMI, SMALL
 from benchmarks.gpu.timebox import FAILED, WRONG, Clock, Outcome, run_tasks
 from benchmarks.side_by_side import machine, open_device
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import require
-from eagle3.errors import RedraftError
 
 NO_GPU = 3
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu with --small")
     parser.add_argument("--minutes", type=float, default=8.0, help="no case is begun that would end later")
     parser.add_argument("--small", action="store_true", help="tiny dimensions: shows that the script works")
@@ -40,21 +41,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; the module's docstring has the exit codes."""
     args = parse(argv)
     clock = Clock(60 * args.minutes)
-    try:
-        require(args.minutes > 0, "--minutes", args.minutes, "a positive number")
-        name = torch.device(args.device).type
-        if name == "cuda" and not torch.cuda.is_available():
-            print("no GPU here: the script stands ready; try it with --device cpu --small", file=sys.stderr)
-            return NO_GPU
-        require(name == "cuda" or args.small, "--device", args.device, "cuda, or add --small: Kimi's sizes need a GPU")
-        device = open_device(args.device)
-    except (RedraftError, RuntimeError) as err:
-        print(f"error: {str(err).splitlines()[0]}", file=sys.stderr)
-        return 2
+    require(args.minutes > 0, "--minutes", args.minutes, "a positive number")
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        print("no GPU here: the script stands ready; try it with --device cpu --small", file=sys.stderr)
+        return NO_GPU
+    device = open_device(args.device)
+    name = device.type
+    require(name == "cuda" or args.small, "--device", args.device, "cuda, or add --small: Kimi's sizes need a GPU")
     outcomes = run(args, device, clock)
     return 1 if any(one.state in (FAILED, WRONG) for one in outcomes) else 0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ from benchmarks.growth.report import fits_table, picture, points_table, processe
 from benchmarks.growth.whole import measure_extraction, measure_processes
 from benchmarks.side_by_side import machine, machine_line
 from eagle3.atomic import write_json, write_text
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import require
-from eagle3.errors import RedraftError
 
 WHOLE = ("extraction", "processes")
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.growth", description=(__doc__ or "").splitlines()[0])
     names = [*(axis.name for axis in axes()), *WHOLE]
     parser.add_argument("--axes", nargs="+", choices=names, default=names)
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds")
@@ -86,15 +87,12 @@ def publish(result: dict[str, Any], out: Path) -> None:
     print(f"written: {out / 'growth'}.txt, .json and .png")
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
     args = parse(argv)
-    try:
-        require(args.rounds > 0, "--rounds", args.rounds, "a positive integer")
-        result = measure(args)
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    require(args.rounds > 0, "--rounds", args.rounds, "a positive integer")
+    result = measure(args)
     publish(result, args.out)
     return 0
 

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from benchmarks.loader.drive import PLAIN, Case, run
 from benchmarks.loader.need import needs, preset, rows_per_second
 from benchmarks.loader.stores import SPARSE, Shape, make_store, total_memory
 from benchmarks.side_by_side import machine, machine_line, publish
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import require
 from eagle3.errors import RedraftError
 from eagle3.state_codec import CODECS
@@ -104,9 +106,9 @@ def best_rates(cases: list[dict[str, Any]]) -> dict[str, float]:
     return rates
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.loader", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.loader", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kinds", nargs="+", default=[SPARSE, *CODECS], choices=[SPARSE, *CODECS])
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="train.loader_workers, one a case")
     parser.add_argument("--no-plain", action="store_true", help="leave out the plain way")
@@ -156,17 +158,14 @@ def run_all(args: argparse.Namespace) -> dict[str, Any]:
     return {"machine": facts, "store_bytes": size, "memory_bytes": total_memory(), "cases": cases, "needs": found}
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
     args = parse(argv)
-    try:
-        if args.case:
-            print(json.dumps(run(Case.from_dict(json.loads(args.case)))))
-            return 0
-        result = run_all(args)
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    if args.case:
+        print(json.dumps(run(Case.from_dict(json.loads(args.case)))))
+        return 0
+    result = run_all(args)
     publish(as_table(result), result, args.out, "loader")
     Console(highlight=False).print(needs_table(result["needs"]))
     return 0

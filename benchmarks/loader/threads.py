@@ -8,13 +8,12 @@ torch, as a training loop launches small work, while one decoder runs, beside wh
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.side_by_side import machine, machine_line, publish
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.state_codec import CODECS
 
 ROWS = 512
@@ -91,9 +91,10 @@ def measure(codec: str, width: int, seconds: float, rounds: int) -> dict[str, An
     return {"ratios": found, "medians": {name: statistics.median(values) for name, values in found.items()}}
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.loader.threads", description="Threads or processes?")
+    parser = Parser(prog="python -m benchmarks.loader.threads", description="Threads or processes?")
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)

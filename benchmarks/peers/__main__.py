@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ from benchmarks.peers.measure import Budget, measure
 from benchmarks.peers.sides import PEERS, open_sides
 from benchmarks.peers.table import as_table, profile_lines
 from benchmarks.side_by_side import machine, open_device, publish
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import require
-from eagle3.errors import RedraftError
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--full", action="store_true", help="all 24 cells of the grid")
     parser.add_argument("--hidden", type=int, nargs="+", help="widths (576 1024 2048)")
     parser.add_argument("--draft-vocab", type=int, nargs="+", help="draft vocabularies (8192 32768)")
@@ -88,13 +89,10 @@ def run(args: argparse.Namespace) -> None:
         publish(as_table(rows, facts), {"machine": facts, "rows": rows}, args.out, "peers")
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
-    try:
-        run(parse(argv))
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    run(parse(argv))
     return 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.quality.runs import Outcome, Setting, run_variant, share_data
@@ -17,17 +18,17 @@ from benchmarks.quality.table import as_table, gather
 from benchmarks.quality.variants import PLANS, chosen
 from benchmarks.side_by_side import machine, open_device, publish
 from eagle3.atomic import write_json
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import require
-from eagle3.errors import RedraftError
 from train.front.config import PROJECT_ROOT
 
 DATA = ("data.max_samples=800", "data.val_fraction=0.2")  # the demo's answers, with more of them held out
 SCREEN_STEPS = 160
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.quality", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--plan", default="screen", choices=sorted(PLANS))
     parser.add_argument("--only", nargs="+", default=[], help="names of variants; default: all of the plan")
     parser.add_argument("--seeds", type=int, default=0, help="how many (default: 1 for screen, 3 for final)")
@@ -42,29 +43,26 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
     args = parse(argv)
     screening = args.plan == "screen"
-    try:
-        variants = chosen(args.plan, args.only)
-        seeds = args.seeds or (1 if screening else 3)
-        require(seeds > 0, "--seeds", seeds, "a positive integer")
-        steps = args.steps if args.steps >= 0 else (SCREEN_STEPS if screening else 0)
-        work = (PROJECT_ROOT / args.work).resolve()
-        setting = Setting(args.preset, tuple(args.set), steps, work, (PROJECT_ROOT / args.specforge).absolute())
-        measure = not screening if args.measure is None else args.measure
-        facts = machine(open_device("cpu"))
-        share_data(setting)
-        outcomes: list[Outcome] = []
-        for seed in range(seeds):
-            for variant in variants:
-                print(f"quality: {variant.name}, seed {seed}", flush=True)
-                outcomes.append(run_variant(setting, variant, seed, measure))
-                write_json(args.out / f"quality-{args.plan}.partial.json", {"rows": gather(variants, outcomes)})
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    variants = chosen(args.plan, args.only)
+    seeds = args.seeds or (1 if screening else 3)
+    require(seeds > 0, "--seeds", seeds, "a positive integer")
+    steps = args.steps if args.steps >= 0 else (SCREEN_STEPS if screening else 0)
+    work = (PROJECT_ROOT / args.work).resolve()
+    setting = Setting(args.preset, tuple(args.set), steps, work, (PROJECT_ROOT / args.specforge).absolute())
+    measure = not screening if args.measure is None else args.measure
+    facts = machine(open_device("cpu"))
+    share_data(setting)
+    outcomes: list[Outcome] = []
+    for seed in range(seeds):
+        for variant in variants:
+            print(f"quality: {variant.name}, seed {seed}", flush=True)
+            outcomes.append(run_variant(setting, variant, seed, measure))
+            write_json(args.out / f"quality-{args.plan}.partial.json", {"rows": gather(variants, outcomes)})
     rows = gather(variants, outcomes)
     table = as_table(rows, f"{args.plan}: {steps or 'an epoch of'} steps, {' '.join(args.set)}", facts)
     result = {"machine": facts, "plan": args.plan, "steps": steps, "shared": list(args.set), "rows": rows}

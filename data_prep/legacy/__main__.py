@@ -30,6 +30,7 @@ from data_prep.legacy.prepared import write_prepared
 from data_prep.render import tokenizer_hash
 from data_prep.store import Store, StoreManifest
 from eagle3.atomic import write_json
+from eagle3.command_line import Parser
 from eagle3.conventions import Shape
 from eagle3.errors import RedraftError, WiringError
 from eagle3.hf_model import choose_device, choose_dtype, load_target
@@ -41,25 +42,25 @@ REPORT = "legacy.json"
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; an expected failure is one line on stderr."""
-    args = build_parser().parse_args(argv)
     try:
+        args = build_parser().parse_args(argv)
         return int(args.run(args))
     except RedraftError as err:
         sys.stdout.flush()  # in a log, the lines keep their order
-        print(err, file=sys.stderr)
+        print(f"error: {err}", file=sys.stderr)
         return REFUSED if isinstance(err, WiringError) else UNREADABLE
     except KeyboardInterrupt:
         print("stopped; what was written is kept: run the same command to go on", file=sys.stderr)
         return 130
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m data_prep.legacy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="diagnose|convert")
-    shared = argparse.ArgumentParser(add_help=False)
+    shared = Parser(add_help=False)
     shared.add_argument("folder", type=Path, help="folder of sample files (or one file)")
     shared.add_argument("--samples", type=_positive, default=5, help="files judged, spread over the set (5)")
     shared.add_argument("--rows", type=Path, help="saved dataset with the masks of hs_<i>.safetensors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from rich.console import Console
 from data_prep.regenerate.config import RegenerateConfig
 from data_prep.regenerate.report import show_report
 from data_prep.regenerate.run import regenerate
-from eagle3.errors import ConfigError, RedraftError
+from eagle3.command_line import Parser, one_line_errors
+from eagle3.errors import ConfigError
 
 EXAMPLES = """examples:
   # a server of the target alone, sampled as its generation_config.json says
@@ -48,9 +50,9 @@ HELP = {
 }
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Flags of the settings, in the words of the configuration."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m data_prep.regenerate",
         description="Let the served target answer conversations itself, through an OpenAI-compatible server.",
         epilog=EXAMPLES,
@@ -105,14 +107,16 @@ def load_tokenizer(folder: str, trust: bool) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
-    except (OSError, ValueError) as err:
-        raise ConfigError("cannot load the tokenizer", where=folder, why=str(err)) from None
+    except Exception as err:  # transformers and tokenizers raise a dozen kinds, a bare Exception too
+        mend = "give the target's folder with its tokenizer, or leave --tokenizer out"
+        raise ConfigError("cannot load the tokenizer", where=folder, why=str(err), mend=mend) from None
 
 
-def main(argv: list[str] | None = None) -> int:
+@one_line_errors
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry; returns the exit code."""
     args = build_parser().parse_args(argv)
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
     try:
         cfg = config_from(args)
         tokenizer = load_tokenizer(args.tokenizer, args.trust_remote_code)
@@ -120,11 +124,8 @@ def main(argv: list[str] | None = None) -> int:
 
         with shown_progress(args.source, console) as advance:
             report = regenerate(cfg, args.source, args.out, args.url, advance, tokenizer)
-    except RedraftError as err:
-        errors.print(f"error: {err}", markup=False)
-        return 2
     except KeyboardInterrupt:
-        errors.print(f"interrupted; finished answers are kept in {args.out}, the same command goes on")
+        print(f"interrupted; finished answers are kept in {args.out}, the same command goes on", file=sys.stderr)
         return 130
     show_report(report, console)
     console.print(f"{args.out / 'answers.jsonl'}", soft_wrap=True)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from eagle3.command_line import Parser, one_line_errors
 from eagle3.errors import RedraftError
 from eval.probe import commands
 from eval.probe.verdict import Verdict, cannot_tell, show
@@ -17,21 +18,21 @@ from eval.probe.verdict import Verdict, cannot_tell, show
 Command = Callable[[argparse.Namespace], Verdict]
 
 
+@one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: parse, probe, print the verdict, return its exit code."""
     args = _parser().parse_args(argv)
     try:
         verdict: Verdict = args.command(args)
     except RedraftError as err:
-        if args.json:
-            return show(cannot_tell(err.what, [part for part in (err.where, err.why) if part], err.mend), True)
-        print(err, file=sys.stderr)
-        return 2
+        if not args.json:
+            raise
+        return show(cannot_tell(err.what, [part for part in (err.where, err.why) if part], err.mend), True)
     return show(verdict, args.json)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m eval.probe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     subs = parser.add_subparsers(metavar="PROBE", required=True)
@@ -43,10 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(
-    subs: argparse._SubParsersAction, name: str, command: Command, words: str, example: str
-) -> argparse.ArgumentParser:
-    one: argparse.ArgumentParser = subs.add_parser(
+def _add(subs: argparse._SubParsersAction, name: str, command: Command, words: str, example: str) -> Parser:
+    one: Parser = subs.add_parser(
         name,
         help=words,
         description=words,
@@ -58,14 +57,14 @@ def _add(
     return one
 
 
-def _target(one: argparse.ArgumentParser, required: bool = True) -> None:
+def _target(one: Parser, required: bool = True) -> None:
     one.add_argument("--target", type=Path, required=required, metavar="FOLDER", help="the target's folder")
     one.add_argument("--device", default="auto", help="where to run it: auto, cpu, cuda, cuda:N (default: %(default)s)")
     one.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)")
     one.add_argument("--trust-remote-code", action="store_true", help="run Python shipped in the target's folder")
 
 
-def _tokens(one: argparse.ArgumentParser, prompts: int, max_tokens: int) -> None:
+def _tokens(one: Parser, prompts: int, max_tokens: int) -> None:
     one.add_argument("--prompts", type=_positive, default=prompts, metavar="N", help="how many (default: %(default)s)")
     one.add_argument(
         "--max-tokens", type=_positive, default=max_tokens, metavar="N", help="cut each to N (default: %(default)s)"

@@ -11,6 +11,10 @@ if [ $# -lt 3 ]; then
   echo "usage: $0 HOSTFILE HEAD[:PORT] conf=PRESET [key=value ...]" >&2
   exit 2
 fi
+if [ ! -f "$1" ]; then
+  echo "error: no such hostfile [$1]. To mend: give a file with a line 'host slots=N' for each node" >&2
+  exit 2
+fi
 hostfile=$1 head=${2%%:*} port=29500
 case $2 in *:*) port=${2##*:} ;; esac
 shift 2
@@ -18,7 +22,7 @@ home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 lines=$(grep -cE '^[^#[:space:]].*slots=' "$hostfile" || true)
 slots=$(sed -nE 's/^[^#].*slots=([0-9]+).*/\1/p' "$hostfile" | sort -u)
 if [ "$lines" -lt 1 ] || [ "$(wc -w <<<"$slots")" -ne 1 ]; then
-  echo "error: $hostfile: needs lines 'host slots=N' with one and the same N on every node" >&2
+  echo "error: not a hostfile [$hostfile]. To mend: write lines 'host slots=N' with one and the same N on every node" >&2
   exit 2
 fi
 # The launcher's own --local_rank option would look like a setting to the front door.

@@ -150,7 +150,7 @@ def test_broken_stores_give_one_line(
     tmp_path: Path, target: Path, store: MakeStore, wire: Wire, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["store", str(tmp_path / "nowhere"), "--target", str(target)]) == 2
-    assert capsys.readouterr().err.startswith("file not found")
+    assert capsys.readouterr().err.startswith("error: file not found")
     folder = store(wire(2, 5))
     data = next(folder.glob("*.safetensors"))
     data.write_bytes(data.read_bytes()[:100])
