@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data_prep.markers import CHOICES
-from eagle3.config import STATE_CODECS, require
+from eagle3.config import STATE_CODECS, is_web_address, require
 
 
 @dataclass
@@ -32,7 +32,9 @@ class DataConfig:
         """Raise ConfigError on the first bad field."""
         require(bool(self.sources), "data.sources", self.sources, "at least one file, folder or dataset name")
         require(self.max_length >= 4, "data.max_length", self.max_length, "at least 4 tokens")
-        require(self.max_samples >= 0, "data.max_samples", self.max_samples, "0 or a positive integer")
+        for name in ("max_samples", "seed"):
+            require(getattr(self, name) >= 0, f"data.{name}", getattr(self, name), "0 or a positive integer")
+        require(all(self.sources), "data.sources", self.sources, "no empty name")
         require(0.0 <= self.val_fraction < 1.0, "data.val_fraction", self.val_fraction, "a share in [0, 1)")
         for name, allowed in (
             ("turns", ("served", "all", "last")),
@@ -73,8 +75,9 @@ class SGLangCaptureConfig:
         if backend == "sglang_http":
             for name in ("url", "teacher_url"):
                 value = getattr(self, name)
-                web = value.startswith(("http://", "https://"))
-                require(web, f"capture.sglang.{name}", value, "the address of a server, http://host:port")
+                require(
+                    is_web_address(value), f"capture.sglang.{name}", value, "the address of a server, http://host:port"
+                )
 
 
 @dataclass
@@ -99,6 +102,8 @@ class CaptureConfig:
         """Raise ConfigError on the first bad field."""
         backends = ("hf", "sglang", "sglang_http")
         require(self.backend in backends, "capture.backend", self.backend, " or ".join(backends))
+        device = self.device.partition(":")[0]
+        require(device in ("auto", "cpu", "cuda"), "capture.device", self.device, "auto, cpu, cuda or cuda:N")
         require(self.batch_tokens > 0, "capture.batch_tokens", self.batch_tokens, "a positive integer")
         for name in ("window_batches", "writers", "write_ahead_mib"):
             require(getattr(self, name) >= 1, f"capture.{name}", getattr(self, name), "a positive integer")

@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line_errors(main: Main) -> Main:
-    """A `main` whose expected failures are printed as one line; its exit code is then 2."""
+    """A `main` whose expected failures are printed as one line; its exit code is then the error's, 2 as a rule."""
 
     @functools.wraps(main)
     def told(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +30,6 @@ def one_line_errors(main: Main) -> Main:
             return main(argv)
         except RedraftError as err:
             print(f"error: {err}", file=sys.stderr)
-            return 2
+            return err.exit_code
 
     return told

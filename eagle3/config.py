@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from eagle3.errors import ConfigError
 
@@ -13,7 +14,16 @@ STATE_CODECS = ("raw", "lossless", "fp8", "int8")  # how a store keeps hidden st
 def require(ok: bool, name: str, found: Any, expected: str) -> None:
     """Raise a ConfigError that names the field unless `ok`."""
     if not ok:
-        raise ConfigError("bad configuration value", where=name, why=f"found {found!r}, expected {expected}")
+        raise ConfigError("bad configuration value", where=name, why=f"found {found!r}", mend=f"give {name} {expected}")
+
+
+def is_web_address(text: str) -> bool:
+    """Whether a text is `http://host[:port]...` with a host and, if any, a port that exists."""
+    try:
+        web = urlsplit(text)
+        return web.scheme in ("http", "https") and bool(web.hostname) and web.port != 0
+    except ValueError:  # a port past 65535, half an IPv6 address
+        return False
 
 
 @dataclass
@@ -33,6 +43,8 @@ class TargetConfig:
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
+        for name in ("name", "path", "model_type"):
+            require(bool(getattr(self, name).strip()), f"target.{name}", getattr(self, name), "a text")
         require(self.maker in (None, "smollm2", "tiny_kimi"), "target.maker", self.maker, "smollm2, tiny_kimi or null")
         for name in ("num_layers", "hidden_size", "vocab_size"):
             require(getattr(self, name) > 0, f"target.{name}", getattr(self, name), "a positive integer")

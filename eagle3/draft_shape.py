@@ -61,6 +61,9 @@ class DraftShape:
     norm_output: bool = False
 
     def __post_init__(self) -> None:
+        counts = [name for name, value in vars(self).items() if self.__annotations__[name] == "int"]
+        for name in counts:
+            require(type(getattr(self, name)) is int, f"draft.{name}", getattr(self, name), "a whole number")
         for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_aux"):
             require(getattr(self, name) > 0, f"draft.{name}", getattr(self, name), "a positive integer")
         groups = self.num_attention_heads % self.num_key_value_heads == 0

@@ -143,7 +143,7 @@ class EngineConvention:
         return self.family_rules.get(model_type, self.rule)
 
     def _plain_ids(self, ids: Sequence[int]) -> list[int]:
-        if isinstance(ids, str) or not all(type(value) is int for value in ids):
+        if not isinstance(ids, list | tuple) or not all(type(value) is int for value in ids):
             raise WiringError(
                 "layer ids must be whole numbers", where=self.name, why=f"found {ids!r}", mend="fix the list"
             )

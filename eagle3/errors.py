@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LONGEST = 4000  # characters of a line
+
 
 class RedraftError(Exception):
     """An expected failure, printed as one line and turned into exit code 2 by every entry point.
@@ -13,6 +15,8 @@ class RedraftError(Exception):
         mend: what the user should do.
         page: name of the page in docs/ that says more ("rounds"), where a line is too short for it.
     """
+
+    exit_code = 2
 
     def __init__(self, what: str, *, where: str = "", why: str = "", mend: str = "", page: str = "") -> None:
         self.what, self.where, self.why, self.mend, self.page = what, where, why, mend, page
@@ -28,7 +32,21 @@ class RedraftError(Exception):
             line += f". To mend: {self.mend}"
         if self.page:
             line += f" (docs/{self.page}.md)"
-        return " ".join(line.split())
+        return " ".join(_shown(line).split())
+
+
+def _shown(text: str) -> str:
+    """A text fit for a terminal: what foreign data holds can neither move the cursor nor fill the screen."""
+    plain = "".join(sign if sign.isprintable() or sign.isspace() else "\N{REPLACEMENT CHARACTER}" for sign in text)
+    if len(plain) <= LONGEST:
+        return plain
+    return f"{plain[: LONGEST // 2]} [... {len(plain) - LONGEST} characters ...] {plain[-LONGEST // 2 :]}"
+
+
+class IncompleteError(RedraftError):
+    """Results were written, and the line says what is missing from them."""
+
+    exit_code = 3
 
 
 class ConfigError(RedraftError):

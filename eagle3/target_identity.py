@@ -76,9 +76,13 @@ def describe_quantization(config: dict[str, Any], text_config: dict[str, Any]) -
     quant = config.get("quantization_config") or text_config.get("quantization_config")
     if not quant:
         return "none"
+    if not isinstance(quant, dict):
+        return str(quant)
     method = str(quant.get("quant_method", "unknown"))
-    groups = list((quant.get("config_groups") or {}).values())
-    weights = (groups[0].get("weights") or {}) if groups else {}
+    told = quant.get("config_groups")
+    groups = list(told.values()) if isinstance(told, dict) else []
+    first = groups[0].get("weights") if groups and isinstance(groups[0], dict) else None
+    weights = first if isinstance(first, dict) else {}
     bits = weights.get("num_bits", quant.get("bits", quant.get("num_bits")))
     group = weights.get("group_size", quant.get("group_size"))
     kind = weights.get("type", "int")

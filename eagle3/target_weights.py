@@ -30,6 +30,7 @@ PREFIXES = (
 )
 HEAD_PREFIXES = ("", "language_model.", "model.language_model.", "model.")
 VOLATILE_KEYS = ("_name_or_path", "_model_name_or_path", "transformers_version")
+LARGEST = 2**31  # of a size in config.json
 MEND_FILES = "download or copy the target again and compare the file's size with its source"
 
 
@@ -84,6 +85,15 @@ class TargetWeights:
             self.config = read_json(self.path / "config.json", mend="copy the target's config.json beside its weights")
         self.text_config: dict[str, Any] = text_config_of(self.config)
 
+    def _number(self, key: str, kind: type = int) -> Any:
+        """A number above 0."""
+        value = self._shape(key)
+        if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 < value < LARGEST:
+            where = str(self.path / "config.json")
+            raise IntegrityError("config.json has an impossible value", where=where, why=f"{key} is {value!r}",
+                                 mend=MEND_FILES)  # fmt: skip
+        return value
+
     def _shape(self, key: str) -> Any:
         if self.text_config.get(key) is None:
             where = str(self.path / "config.json")
@@ -106,22 +116,22 @@ class TargetWeights:
     @property
     def num_layers(self) -> int:
         """Decoder layers, multi-token-prediction layers not counted."""
-        return int(self._shape("num_hidden_layers"))
+        return int(self._number("num_hidden_layers"))
 
     @property
     def hidden_size(self) -> int:
         """Width H of the residual stream."""
-        return int(self._shape("hidden_size"))
+        return int(self._number("hidden_size"))
 
     @property
     def vocab_size(self) -> int:
         """Rows V of the embedding and the head."""
-        return int(self._shape("vocab_size"))
+        return int(self._number("vocab_size"))
 
     @property
     def rms_norm_eps(self) -> float:
         """Epsilon of the final norm."""
-        return float(self._shape("rms_norm_eps"))
+        return float(self._number("rms_norm_eps", float))
 
     def embedding(self) -> Tensor:
         """Token embedding `[V, H]`, dtype as stored (fp32 from GGUF).
@@ -193,7 +203,7 @@ class TargetWeights:
         dtype = self.text_config.get("dtype") or self.text_config.get("torch_dtype")
         dtype = dtype or self.config.get("dtype") or self.config.get("torch_dtype") or "unknown"
         return TargetIdentity(
-            name=str(architectures[0]),
+            name=str(architectures[0] if isinstance(architectures, list) else architectures),
             model_type=self.model_type,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
@@ -261,6 +271,10 @@ def rope_parameters(text_config: dict[str, Any]) -> dict[str, Any]:
         `{"rope_theta": float, "rope_scaling": dict | None, "max_position_embeddings": int, "rms_norm_eps": float}`;
         a scaling carries both `rope_type` and `type`, since engines read either.
     """
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(text_config.get(name) or {}, dict):
+            why = f"{name} is {text_config[name]!r}"
+            raise IntegrityError("config.json has an impossible value", where="config.json", why=why, mend=MEND_FILES)
     merged = dict(text_config.get("rope_parameters") or {})
     if isinstance(merged.get("full_attention"), dict):  # one entry per attention type
         merged = dict(merged["full_attention"])

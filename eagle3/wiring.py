@@ -51,7 +51,7 @@ class Site:
         """
         if str(text).strip() == "embedding":
             return EMBEDDING
-        match = re.fullmatch(r"layer[ _](\d+)", str(text).strip())
+        match = re.fullmatch(r"layer[ _]([0-9]{1,9})", str(text).strip())
         if not match:
             raise WiringError(
                 "not a site",
@@ -140,6 +140,8 @@ class Wiring:
             WiringError: a key is missing or unknown.
         """
         try:
+            if not all(type(data[name]) is int for name in ("num_layers", "hidden_size")):
+                raise TypeError(f"num_layers {data['num_layers']!r}, hidden_size {data['hidden_size']!r}")
             return cls(**{**data, "aux": tuple(Site.parse(name) for name in data["aux"])})
         except (KeyError, TypeError) as err:
             raise WiringError("not a wiring", why=str(err), mend="write it with this tool, not by hand") from None

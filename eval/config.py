@@ -37,6 +37,8 @@ class EvalConfig:
         require(bool(self.prompt_sets), "eval.prompt_sets", self.prompt_sets, "at least one JSONL file")
         require(self.num_steps >= 1, "eval.num_steps", self.num_steps, "a positive integer")
         require(self.max_new_tokens >= 1, "eval.max_new_tokens", self.max_new_tokens, "a positive integer")
+        for name in ("max_prompts", "seed"):
+            require(getattr(self, name) >= 0, f"eval.{name}", getattr(self, name), "0 or a positive integer")
         require(self.temperature >= 0, "eval.temperature", self.temperature, "0 (greedy) or a positive number")
         require(bool(self.serve), "eval.serve", self.serve, "matched and/or native")
         for mode in self.serve:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +67,8 @@ class Source:
                 continue
             where = f"{self.place}, line {number}"
             try:
-                yield where, number, json.loads(line)
-            except ValueError as err:
+                yield where, number, _decoded(line)
+            except (ValueError, RecursionError) as err:
                 raise DataError("not a JSON line", where=where, why=str(err), mend=f"write {self.shape}") from None
 
     @property
@@ -82,7 +83,7 @@ class Source:
         try:
             raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
             return raw.decode("utf-8").split("\n")
-        except (OSError, EOFError, UnicodeDecodeError) as err:
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as err:
             mend = "check eval.prompt_sets"
             head = self.entry.partition(":")[0]
             if self.benchmark is None and ":" in self.entry and "/" not in head:
@@ -111,3 +112,10 @@ class Source:
                 mend=f"give a saved folder or a hub name with split {split!r} (HF_HUB_OFFLINE=0 lets it be fetched), "
                 f"or the published file as {self.benchmark.name}:FILE",
             ) from None
+
+
+def _decoded(line: str) -> Any:
+    """The JSON value of a line. Raises ValueError, of a lone surrogate too, and RecursionError."""
+    value = json.loads(line)
+    json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value

@@ -79,11 +79,19 @@ def _prompt(source: Source, record: Any, where: str, number: int) -> Prompt | No
 
 def _own_prompt(record: Any, where: str, number: int, mend: str) -> Prompt:
     messages = record.get("messages") if isinstance(record, dict) else None
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
+    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise DataError("a prompt without messages", where=where, mend=mend)
+    tools = record.get("tools")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        mend = "give OpenAI tool schemas, or leave `tools` out"
+        raise DataError("tools are no list of schemas", where=where, mend=mend)
     if messages[-1]["role"] == "assistant":
         raise DataError("a prompt that ends with the assistant", where=where, mend="drop its last turn")
-    return Prompt(str(record.get("id", number)), messages, record.get("tools"))
+    return Prompt(str(record.get("id", number)), messages, tools)
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("role"), str)
 
 
 def encode_prompt(

@@ -83,11 +83,15 @@ class TrainConfig:
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a positive integer")
         require(self.processes >= 0, "train.processes", self.processes, "0 (one per GPU) or a positive integer")
         require(self.nodes >= 1, "train.nodes", self.nodes, "a positive integer")
-        require(self.max_steps >= 0, "train.max_steps", self.max_steps, "0 or a positive integer")
-        require(self.val_every >= 0, "train.val_every", self.val_every, "0 or a positive integer")
+        for name in ("max_steps", "val_every", "seed"):
+            require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or a positive integer")
         require(self.lr > 0, "train.lr", self.lr, "a positive number")
         require(0 <= self.warmup_ratio < 1, "train.warmup_ratio", self.warmup_ratio, "a share in [0, 1)")
-        require(len(self.betas) == 2, "train.betas", self.betas, "two numbers")
+        require(0 <= self.min_lr_ratio <= 1, "train.min_lr_ratio", self.min_lr_ratio, "a share in [0, 1]")
+        require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "0 (off) or a positive number")
+        betas = self.betas
+        sound = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
+        require(sound, "train.betas", betas, "two numbers in [0, 1)")
         require(self.grad_clip >= 0, "train.grad_clip", self.grad_clip, "0 (off) or a positive number")
         require(self.schedule in SCHEDULES, "train.schedule", self.schedule, " or ".join(SCHEDULES))
         require(0 < self.decay_ratio <= 1, "train.decay_ratio", self.decay_ratio, "a share in (0, 1]")
@@ -134,4 +138,5 @@ class TrackConfig:
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
         modes = ("auto", "online", "offline", "disabled")
+        require(bool(self.project), "track.project", self.project, "a name")
         require(self.wandb in modes, "track.wandb", self.wandb, " or ".join(modes))

@@ -1,7 +1,8 @@
 """The front door: `python train/run.py conf=<preset> [key=value ...] [stages=[...]]`.
 
 Composes and validates the configuration, then runs the stages asked for, each skipped when nothing it
-depends on has changed. Exit codes: 0 done, 2 bad input or configuration, 130 interrupted.
+depends on has changed. Exit codes: 0 done, 2 bad input or configuration, 3 done but incomplete (the line
+says what is missing), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # import siblings as packages, not as loose modules
@@ -17,16 +19,19 @@ os.environ["HYDRA_FULL_ERROR"] = "1"  # let composition errors reach `cli`, whic
 os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' own bars; ours say which stage they belong to
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from eagle3.errors import RedraftError
-from train.front.config import RedraftConfig, omegaconf_error, register, typed
+from eagle3.errors import ConfigError, RedraftError
+from train.front.config import RedraftConfig, hydra_error, omegaconf_error, register, typed
 
 register()
 failures: list[RedraftError] = []
+composed: list[DictConfig] = []  # filled when Hydra is done
 
 
 def sweep_suffix() -> str:
@@ -67,6 +72,7 @@ def work(config: RedraftConfig) -> None:
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
 def compose_and_run(cfg: DictConfig) -> None:
     """Hydra's entry: validate first, import torch only after."""
+    composed.append(cfg)
     try:
         config = typed(cfg)
         apply_sweep(config)
@@ -76,25 +82,60 @@ def compose_and_run(cfg: DictConfig) -> None:
         print(f"error: {err}", file=sys.stderr)
 
 
+def check_flags(arguments: list[str]) -> None:
+    """Read the command line as Hydra will, for Hydra itself answers a wrong flag with a page of usage, or a traceback.
+
+    Raises:
+        ConfigError: an unknown flag, or two that exclude one another.
+    """
+
+    def wrong(message: str) -> NoReturn:
+        raise ConfigError("bad command line", why=message, mend="see `python train/run.py --help`")
+
+    parser = get_args_parser()
+    setattr(parser, "error", wrong)  # noqa: B010, its own prints a page and exits
+    args = parser.parse_args(arguments)
+    shows = args.cfg is not None
+    if args.resolve and not shows:
+        wrong("--resolve is for --cfg alone")
+    if args.run + shows + args.multirun + args.shell_completion + (args.info is not None) > 1:
+        wrong("--run, --multirun, --cfg, --info and --shell_completion exclude one another")
+
+
+def refuse(err: RedraftError) -> int:
+    """Print the line; the exit code."""
+    print(f"error: {err}", file=sys.stderr)
+    return 2
+
+
 def cli() -> int:
     """Run and translate expected failures into one line and an exit code."""
+    failures.clear()
+    composed.clear()
     try:
+        check_flags(sys.argv[1:])
         compose_and_run()
     except OmegaConfBaseException as err:
-        print(f"error: {omegaconf_error(err)}", file=sys.stderr)
-        return 2
+        return refuse(omegaconf_error(err))
     except HydraException as err:
-        cause = err.__cause__
-        line = str(omegaconf_error(cause)) if isinstance(cause, OmegaConfBaseException) else " ".join(str(err).split())
-        print(f"error: {line}", file=sys.stderr)
-        return 2
+        return refuse(hydra_error(err))
+    except YAMLError as err:
+        why = " ".join(str(err).split())
+        return refuse(ConfigError("a file of the configuration is not YAML", why=why, mend="mend it at that line"))
+    except ConfigError as err:
+        return refuse(err)
+    except (ValueError, RecursionError) as err:  # of Hydra, on a preset of another form
+        if composed:
+            raise
+        why = str(err).splitlines()[0]
+        return refuse(ConfigError("the configuration cannot be composed", why=why, mend="mend the preset"))
     except KeyboardInterrupt:
         print(
             "interrupted: finished stages and saved checkpoints are kept; run the same command to go on",
             file=sys.stderr,
         )
         return 130
-    return 2 if failures else 0
+    return min((err.exit_code for err in failures), default=0)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
-from eagle3.config import require
+from eagle3.config import is_web_address, require
 
 
 @dataclass
@@ -46,8 +45,7 @@ class RegenerateConfig:
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
         where = "regenerate"
-        web = urlsplit(self.url)
-        ok = not self.url or (web.scheme in ("http", "https") and bool(web.netloc))
+        ok = not self.url or is_web_address(self.url)
         require(ok, f"{where}.url", self.url, "http://host:port, or nothing to start a server")
         for name in ("concurrency", "max_tokens"):
             require(getattr(self, name) >= 1, f"{where}.{name}", getattr(self, name), "a positive integer")

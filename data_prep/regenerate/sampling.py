@@ -67,7 +67,8 @@ def _generation_config(cfg: RegenerateConfig, model_folder: str, defaults: str, 
     if cfg.generation_config:
         path = Path(cfg.generation_config)
         if not path.exists():
-            raise ConfigError("file not found", where="regenerate.generation_config", why=str(path))
+            mend = "give the folder or file of the model's generation_config.json"
+            raise ConfigError("file not found", where="regenerate.generation_config", why=str(path), mend=mend)
         path = path / "generation_config.json" if path.is_dir() else path
         return read_json(path, "repair it, or set the sampling values themselves") if path.is_file() else {}
     if defaults == "openai":

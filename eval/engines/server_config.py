@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
-from eagle3.config import require
+from eagle3.config import is_web_address, require
 
 
 @dataclass
@@ -20,7 +19,8 @@ class ServerConfig:
     port: int = 0  # 0 = a free one
     start_timeout_s: float = 900.0  # loading weights and the warm-up included
     request_timeout_s: float = 600.0  # of one continuation
-    retries: int = 2  # of one request, on a refused or broken connection or a 5xx answer
+    retries: int = 2  # of one request, on a refused or broken connection, a 5xx or 429 answer, half an answer
+    outage_s: float = 60.0  # how long a server that cannot be reached any more is waited for
     log_dir: str = ""  # of started servers; empty = the run's folder
     tp: int = 1  # GPUs that share the target
     dtype: str = "auto"
@@ -39,13 +39,18 @@ class ServerConfig:
         """Raise ConfigError on the first bad field."""
         for name in ("url", "baseline_url"):
             value = getattr(self, name)
-            ok = not value or (urlsplit(value).scheme in ("http", "https") and bool(urlsplit(value).netloc))
-            require(ok, f"eval.server.{name}", value, "http://host:port, or nothing to start a server")
+            require(
+                not value or is_web_address(value),
+                f"eval.server.{name}",
+                value,
+                "http://host:port, or nothing to start a server",
+            )
         require(bool(self.host), "eval.server.host", self.host, "an address to listen on, e.g. 127.0.0.1")
         require(0 <= self.port < 65536, "eval.server.port", self.port, "0 (a free one) to 65535")
         for name in ("start_timeout_s", "request_timeout_s"):
             require(getattr(self, name) > 0, f"eval.server.{name}", getattr(self, name), "a positive number of seconds")
         require(self.retries >= 0, "eval.server.retries", self.retries, "0 or more")
+        require(self.outage_s >= 0, "eval.server.outage_s", self.outage_s, "0 or a number of seconds")
         for name in ("tp", "topk"):
             require(getattr(self, name) >= 1, f"eval.server.{name}", getattr(self, name), "a positive integer")
         require(self.draft_tokens >= 0, "eval.server.draft_tokens", self.draft_tokens, "0 or a positive integer")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -24,6 +28,8 @@ from train.config import TrackConfig, TrainConfig
 from train.hardware import HardwareConfig
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
+LISTED = "`python train/run.py --cfg job` lists every key with its value; train/front/config.py has the types"
+LARGEST = 2**53  # integers up to it survive as JSON and as floating point
 STAGES = ("plan", "select", "regenerate", "prepare", "extract", "train", "export", "eval")
 
 
@@ -42,6 +48,21 @@ class PathsConfig:
             refuse_password(self.store)
         except RedraftError as err:
             raise ConfigError(err.what, where="paths.store", why=err.where, mend=err.mend) from None
+
+
+@dataclass
+class CardConfig:
+    """What the model card in the served folder says beside what the run knows."""
+
+    base_model: str = ""  # the target's name on the Hugging Face hub; "" = target.name
+    license: str = ""  # of the draft, as the hub names it, e.g. "apache-2.0"; "" = the card names none
+
+    def validate(self) -> None:
+        """Raise ConfigError on the first bad field."""
+        plain = re.fullmatch(r"[a-z0-9.+-]*", self.license) is not None
+        require(plain, "card.license", self.license, 'a licence as the hub names it, e.g. "apache-2.0", or nothing')
+        named = re.fullmatch(r"([\w.-]+/)?[\w.-]+|", self.base_model) is not None
+        require(named, "card.base_model", self.base_model, 'a name on the hub, e.g. "org/model", or nothing')
 
 
 @dataclass
@@ -65,6 +86,7 @@ class RedraftConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    card: CardConfig = field(default_factory=CardConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)  # what `stages=[plan]` reckons with
     plan_json: str = ""  # file that `stages=[plan]` writes its numbers to; "" = none: a plan touches nothing
@@ -92,6 +114,7 @@ class RedraftConfig:
             self.train,
             self.track,
             self.export,
+            self.card,
             self.eval,
             self.hardware,
         )
@@ -151,19 +174,68 @@ def typed(cfg: DictConfig) -> RedraftConfig:
     Raises:
         ConfigError: a key, type or value is wrong; `where` names the field.
     """
+    if not isinstance(cfg, DictConfig):
+        raise ConfigError("bad configuration", why="the primary config is a list", mend="give a mapping of settings")
+    known = {one.name for one in fields(RedraftConfig)}
+    for name in sorted({str(key) for key in cfg} - known):  # "++name=" gets past the schema
+        raise ConfigError("bad configuration", where=name, why="no such setting", mend=LISTED)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(RedraftConfig), cfg)
         config: Any = OmegaConf.to_object(merged)
     except OmegaConfBaseException as err:
         raise omegaconf_error(err) from None
+    for name, value in settings(config):
+        check_plain(name, value)
     config.validate()
     return config
 
 
+def settings(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every number, text and switch of a configuration with its full name, those in lists and mappings too."""
+    inside: list[tuple[str, Any]] = []
+    if is_dataclass(value):
+        known = [one.name for one in fields(value)]
+        for extra in sorted(set(vars(value)) - set(known)):  # left there by "++section.name="
+            raise ConfigError("bad configuration", where=f"{name}.{extra}", why="no such setting", mend=LISTED)
+        inside = [(f"{name}.{key}" if name else key, getattr(value, key)) for key in known]
+    elif isinstance(value, Mapping):
+        inside = [(f"{name}.{key}", one) for key, one in value.items()]
+    elif isinstance(value, list):
+        inside = [(f"{name}[{place}]", one) for place, one in enumerate(value)]
+    else:
+        yield name, value
+    for key, one in inside:
+        yield from settings(one, key)
+
+
+def check_plain(name: str, value: Any) -> None:
+    """Refuse a number that no computation can take, and a text that no path or flag can hold.
+
+    Raises:
+        ConfigError: naming the field.
+    """
+    if isinstance(value, float):
+        require(math.isfinite(value), name, value, "a finite number")
+    elif isinstance(value, int):
+        require(abs(value) < LARGEST, name, value, "a number below 2^53")
+    elif isinstance(value, str):
+        require("\0" not in value, name, value, "a text without NUL characters")
+
+
 def omegaconf_error(err: OmegaConfBaseException) -> ConfigError:
     """One line for a wrong key or type."""
-    first = (str(err.msg) if err.msg else str(err)).strip().splitlines()[0]
-    mend = "`python train/run.py --cfg job` lists every key with its value; train/front/config.py has the types"
+    first = (str(err.msg) if err.msg else str(err)).strip().splitlines()[0].rstrip(".")
+    mend = LISTED
     if "is not in struct" in first:  # Hydra's word for a mapping that lacks the entry
         mend = f"to give a mapping a new entry write ++{err.full_key}=VALUE, or put the mapping into a file of conf/"
     return ConfigError("bad configuration", where=str(err.full_key or "?"), why=first, mend=mend)
+
+
+def hydra_error(err: HydraException) -> ConfigError:
+    """One line for a command line or a preset that cannot be composed."""
+    if isinstance(err.__cause__, OmegaConfBaseException):
+        return omegaconf_error(err.__cause__)
+    told = re.sub(r"\s*(See https?://\S+ for details|Config search path:.*)", "", str(err), flags=re.DOTALL)
+    where = getattr(err, "override", None) or getattr(err, "missing_cfg_file", None) or "command line"
+    mend = "write KEY=VALUE, KEY=[A,B] or KEY='any text'; `python train/run.py --cfg job` lists every key"
+    return ConfigError("bad configuration", where=str(where), why=told.rstrip(". "), mend=mend)
