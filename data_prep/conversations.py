@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eagle3.checked_json import LINE_CHECKSUM, read_checked, without_checksum
 from eagle3.errors import DataError
 
 ROLES = {
@@ -27,7 +28,9 @@ ROLES = {
     "observation": "tool",
 }
 ID_KEYS = ("id", "record_id", "conversation_id", "uuid")
+ANSWERS = "answers.jsonl"  # as the regenerate stage names its file
 FILE_SUFFIXES = (".jsonl", ".json")
+MEND = "fix or drop the record"
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,8 @@ def _token_ids(given: Any, where: str) -> dict[str, list[int]] | None:
 
 def _spelt_arguments(turn: dict) -> list[str | None]:
     """Arguments of a raw turn's tool calls where they are given as text."""
-    functions = [call.get("function") for call in turn.get("tool_calls") or []]
+    calls = turn.get("tool_calls")
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     given = [function.get("arguments") if isinstance(function, dict) else None for function in functions]
     return [text if isinstance(text, str) and text else None for text in given]
 
@@ -168,7 +172,7 @@ def _tools(raw: Any, where: str) -> list | None:
 
 def _message(turn: Any, where: str, *, cut: bool = False) -> dict:
     if not isinstance(turn, dict):
-        raise DataError("message is not an object", where=where, why=f"found {type(turn).__name__}")
+        raise DataError("message is not an object", where=where, why=f"found {type(turn).__name__}", mend=MEND)
     name = turn.get("role") or turn.get("from")
     role = ROLES.get(str(name).lower())
     if role is None:
@@ -179,6 +183,9 @@ def _message(turn: Any, where: str, *, cut: bool = False) -> dict:
     if isinstance(extra.get("reasoning"), str):
         extra.setdefault("reasoning_content", extra.pop("reasoning"))
     if extra.get("tool_calls"):
+        if not isinstance(extra["tool_calls"], list):
+            found = type(extra["tool_calls"]).__name__
+            raise DataError("tool calls are no list", where=where, why=f"found {found}", mend=MEND)
         extra["tool_calls"] = [_tool_call(call, where, cut=cut) for call in extra["tool_calls"]]
     else:
         extra.pop("tool_calls", None)
@@ -206,7 +213,7 @@ def _tool_call(call: Any, where: str, *, cut: bool = False) -> dict:
     The arguments of an answer that was `cut` off need not be JSON any more.
     """
     if not isinstance(call, dict):
-        raise DataError("tool call is not an object", where=where, why=f"found {type(call).__name__}")
+        raise DataError("tool call is not an object", where=where, why=f"found {type(call).__name__}", mend=MEND)
     call = _without_none(call)
     function = call.get("function")
     if isinstance(function, dict) and isinstance(function.get("arguments"), str) and not cut:
@@ -217,7 +224,7 @@ def _tool_call(call: Any, where: str, *, cut: bool = False) -> dict:
 def _decoded(text: str, name: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise DataError(f"`{name}` is not JSON", where=where, why=str(err), mend="fix or drop the record") from None
 
 
@@ -252,7 +259,7 @@ def _records(source: str, split: str) -> Iterator[tuple[str, int, dict]]:
         rows = _dataset_rows(named_dataset(source, split), source)
     for count, (where, number, record) in enumerate(rows, start=1):
         if not isinstance(record, dict):
-            raise DataError("record is not an object", where=where, why=f"found {type(record).__name__}")
+            raise DataError("record is not an object", where=where, why=f"found {type(record).__name__}", mend=MEND)
         yield where, number if not path.is_dir() else count, record
 
 
@@ -270,22 +277,64 @@ def _file_rows(path: Path) -> Iterator[tuple[str, int, Any]]:
             number += 1
             where = f"{path}, record {number}"
             try:
-                yield where, number, json.loads(line.decode("utf-8"))
-            except ValueError as err:
+                record = decoded_line(line)
+            except (ValueError, RecursionError) as err:
                 raise DataError(
                     "not a JSON line", where=f"{where}, line {line_number}", why=str(err), mend="fix or drop the line"
                 ) from None
+            yield where, number, _as_written(record, where)
+    _check_count(path, number)
+
+
+def _as_written(record: Any, where: str) -> Any:
+    """A record compared with its checksum, if it has one: answers of the regenerate stage do."""
+    if not isinstance(record, dict):
+        return record
+    try:
+        return without_checksum(record, LINE_CHECKSUM)
+    except ValueError as err:
+        where = f"{where}, {record.get('id')!r}"
+        mend = (
+            f"run the regenerate stage again: it asks for this one alone; or drop {LINE_CHECKSUM} from what you changed"
+        )
+        raise DataError("a record is not what was written", where=where, why=str(err), mend=mend) from None
+
+
+def _check_count(path: Path, number: int) -> None:
+    """Refuse answers that have lost lines since the regenerate stage counted them in the report beside them."""
+    report = path.with_name("report.json")
+    if path.name != ANSWERS or not report.exists():
+        return
+    mend = "run the regenerate stage again: it asks for what is missing; or give a part of the answers another name"
+    wanted = read_checked(report, mend).get("answers")
+    if isinstance(wanted, int) and number < wanted:
+        raise DataError("answers are missing", where=str(path), why=f"{number} lines of {wanted}", mend=mend)
+
+
+def decoded_line(line: bytes) -> Any:
+    """The JSON value of a line, or of a file, in UTF-8.
+
+    Raises:
+        ValueError: it is not UTF-8, not JSON, or holds half a character (a lone surrogate, which no tokenizer takes).
+        RecursionError: it is nested too deeply.
+    """
+    text = line.decode("utf-8")
+    value = json.loads(text)
+    if "\\u" in text:  # only an escape can hold one
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, int, Any]]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as err:
+        data = decoded_line(path.read_bytes())
+    except (ValueError, RecursionError) as err:
         raise DataError(
             "not a JSON file", where=str(path), why=str(err), mend="give a list of records, or JSON lines as .jsonl"
         ) from None
     if not isinstance(data, list):
-        raise DataError("not a list of records", where=str(path), why=f"found {type(data).__name__}")
+        mend = "give a list of records, or JSON lines as .jsonl"
+        raise DataError("not a list of records", where=str(path), why=f"found {type(data).__name__}", mend=mend)
     for number, record in enumerate(data, start=1):
         yield f"{path}, record {number}", number, record
 
@@ -302,7 +351,8 @@ def saved_dataset(path: Path, split: str) -> Any:
     try:
         saved = datasets.load_from_disk(str(path))
     except Exception as err:
-        raise DataError("dataset folder cannot be read", where=str(path), why=f"{type(err).__name__}: {err}") from None
+        why, mend = f"{type(err).__name__}: {err}", "write it again with `save_to_disk`, or give JSON lines"
+        raise DataError("dataset folder cannot be read", where=str(path), why=why, mend=mend) from None
     return _one_split(saved, split, str(path))
 
 

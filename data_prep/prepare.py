@@ -8,6 +8,7 @@ truncated; prepared/manifest.json says how they came about. Folders without the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,8 +25,10 @@ from datasets.arrow_writer import ArrowWriter
 from data_prep.config import DataConfig
 from data_prep.conversations import Conversation, read_conversations
 from data_prep.render import Refused, Rendered, Renderer
-from eagle3.atomic import fsync_dir, read_json, write_json
-from eagle3.errors import DataError, IntegrityError
+from data_prep.store.lock import FileLock, LockHeldError
+from eagle3.atomic import fsync_dir, sha256_file
+from eagle3.checked_json import read_checked, write_checked
+from eagle3.errors import DataError, IntegrityError, RedraftError
 
 FEATURES = Features(
     {
@@ -48,7 +51,7 @@ ORIGIN = Features(
 COLUMNS = Features({**FEATURES, **ORIGIN})
 SPLITS = ("train", "val")
 NAMED_SKIPS = 1000  # skipped records that the manifest names one by one; all are counted
-MEND = "delete the folder and run the prepare stage again"
+MEND = "run the prepare stage again: it writes the folder anew, and nothing is captured again"
 
 
 def prepare(cfg: DataConfig, tokenizer: Any, out: Path, advance: Callable[[int], None] | None = None) -> dict[str, Any]:
@@ -66,15 +69,39 @@ def prepare(cfg: DataConfig, tokenizer: Any, out: Path, advance: Callable[[int],
 
     Returns:
         The manifest: tokenizer_hash, template_hash, markers, counts (records read are conversations), kinds (records
-        and tokens per domain and language), skipped, settings, seed, content (a hash per split).
+        and tokens per domain and language), skipped, settings, seed, content (a hash per split), files (one per file).
 
     Raises:
+        RedraftError: another process prepares there.
         DataError: a source or record is bad, or nothing is left to train on; with `cfg.on_nothing_to_learn == "refuse"`
             also a record without anything to learn (NothingToLearnError).
     """
     cfg.validate()
     renderer = Renderer.of(cfg, tokenizer)
     out = Path(out)
+    with _alone(out):
+        return _prepare(cfg, renderer, out, advance)
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold the place: runs with folders of their own may share one prepared set.
+
+    Raises:
+        RedraftError: another process prepares there.
+    """
+    try:
+        lock = FileLock(out.with_name(f".{out.name}.lock"))
+    except LockHeldError:
+        mend = "wait for it, then run the same command again, or choose another paths.prepared"
+        raise RedraftError("another process is preparing this data", where=str(out), mend=mend) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _prepare(cfg: DataConfig, renderer: Renderer, out: Path, advance: Callable[[int], None] | None) -> dict[str, Any]:
     work = out.with_name(f".{out.name}.tmp")  # one name, so that a rerun clears what a killed run left
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -100,7 +127,7 @@ def prepare(cfg: DataConfig, tokenizer: Any, out: Path, advance: Callable[[int],
         del sets
         for split in SPLITS:
             (work / f"{split}.arrow").unlink()
-        write_json(work / "manifest.json", manifest)
+        manifest = write_manifest(work, manifest)
         replace_folder(work, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -116,10 +143,10 @@ def load_prepared(path: Path, split: str) -> Dataset:
     """Open one split that `prepare` wrote.
 
     Raises:
-        IntegrityError: the folder is missing, was not written completely, or holds other columns.
+        IntegrityError: the folder is missing, was not written completely, was changed since, or holds other columns.
     """
     path = Path(path)
-    read_json(path / "manifest.json", MEND)
+    check_files(path, split)
     try:
         dataset = load_from_disk(str(path / split))
     except Exception as err:
@@ -130,6 +157,49 @@ def load_prepared(path: Path, split: str) -> Dataset:
     if needed != dict(FEATURES) or any(COLUMNS.get(name) != kind for name, kind in features.items()):
         raise IntegrityError("prepared data has other columns", where=str(path / split), mend=MEND)
     return dataset
+
+
+def read_manifest(path: Path, mend: str = MEND) -> dict[str, Any]:
+    """The manifest of the prepared set in folder `path`, less its checksum.
+
+    Raises:
+        IntegrityError: it is missing, or is not what was written.
+    """
+    return read_checked(Path(path) / "manifest.json", mend)
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Write the manifest, last of all, with the checksum of every other file of the set; returns it."""
+    files = {split: {p.name: sha256_file(p) for p in sorted((folder / split).iterdir())} for split in SPLITS}
+    manifest = {**manifest, "files": files}
+    write_checked(folder / "manifest.json", manifest)
+    return manifest
+
+
+def check_files(path: Path, split: str) -> None:
+    """Compare the files of a split with the checksums in the manifest; sets of older versions have none.
+
+    A file that was compared is compared again once its size or time of change differs.
+
+    Raises:
+        IntegrityError: naming the file.
+    """
+    told = read_manifest(path).get("files")
+    for name, digest in (told[split] if told is not None else {}).items():
+        file = path / split / name
+        try:
+            facts = file.stat()
+        except OSError:
+            raise IntegrityError("a prepared file is missing", where=str(file), mend=MEND) from None
+        seen = (str(file.resolve()), facts.st_size, facts.st_mtime_ns, digest)
+        if seen not in _compared:
+            if sha256_file(file) != digest:
+                what = "a prepared file is damaged"
+                raise IntegrityError(what, where=str(file), why="its checksum differs", mend=MEND)
+            _compared.add(seen)
+
+
+_compared: set[tuple[str, int, int, str]] = set()
 
 
 def supervised_ids(dataset: Any, vocab_size: int) -> Iterator[tuple[dict[str, Any], np.ndarray]]:

@@ -7,6 +7,7 @@ are checked both ways, when the folder is written and whenever it is read.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from eagle3.atomic import fsync_dir, read_json, write_json
+from eagle3.atomic import fsync_dir, read_json, sha256_file, sha256_json, write_json
 from eagle3.conventions import CONVENTIONS, convention
 from eagle3.draft import Eagle3Draft
 from eagle3.draft_build import build_draft
 from eagle3.draft_kinds import check_engine, kind_config, kind_of, norms_of, refuse_other_kinds
 from eagle3.draft_shape import LATENT_SIZES, DraftShape
 from eagle3.errors import ConfigError, IntegrityError, WiringError
+from eagle3.leftovers import temporary
+from eagle3.safetensors_files import read_all
+from eagle3.tensor_file import save_tensors
 from eagle3.vocab import DraftVocab, maps_key, vocab_from_maps
 from eagle3.wiring import Wiring
 
@@ -75,7 +77,8 @@ def save_served(
     tensors = _served_tensors(draft, dtype, with_embedding)
     _check_finite(tensors, str(folder))
     with _replacing_folder(Path(folder)) as tmp:
-        save_file(tensors, tmp / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(tmp / WEIGHTS, tensors, {"format": "pt"})
+        config = sealed_config(config, sha256_file(tmp / WEIGHTS))
         write_json(tmp / CONFIG, config)
         _check_readback(tmp, draft.shape, tensors)
     return config
@@ -139,6 +142,20 @@ def served_config(
     return config
 
 
+def sealed_config(config: dict[str, Any], weights_sha256: str = "") -> dict[str, Any]:
+    """`config` with its checksum, and that of the weights where it is given, in its `redraft` block.
+
+    Engines read none of the block. A folder of another tool has no block and is left as it is.
+    """
+    if not isinstance(config.get("redraft"), dict):
+        return config
+    block = {name: value for name, value in config["redraft"].items() if name != "checksum"}
+    if weights_sha256:
+        block["weights_sha256"] = weights_sha256
+    plain = json.loads(json.dumps({**config, "redraft": block}))  # as it will be read
+    return {**config, "redraft": {**block, "checksum": sha256_json(plain)}}
+
+
 def load_served(
     folder: Path, embedding: Tensor | None = None, *, wiring: Wiring | None = None, dtype: torch.dtype = torch.float32
 ) -> tuple[Eagle3Draft, Wiring, dict[str, Any]]:
@@ -173,6 +190,7 @@ def load_served(
     _check_width(shape, wiring, str(folder))
     draft = _build(shape, tensors, embedding, str(folder))
     _check_maps(draft, _stated_maps(config), str(folder))
+    _check_sums(Path(folder), config)
     return draft.to(dtype), wiring, config
 
 
@@ -206,6 +224,7 @@ def warm_start(folder: Path, shape: DraftShape, embedding: Tensor) -> tuple[Eagl
         )
     draft = _build(shape, tensors, embedding, str(folder))
     _check_maps(draft, _stated_maps(config), str(folder))
+    _check_sums(Path(folder), config)
     return draft, vocab_from_maps(draft.d2t, draft.t2d, str(folder)), served_wiring(config, str(folder))
 
 
@@ -236,12 +255,15 @@ def served_wiring(config: dict[str, Any], where: str) -> Wiring | None:
     if not isinstance(block, dict) or "wiring" not in block:
         return None
     wiring = Wiring.from_dict(block["wiring"])
-    said = [(config.get("eagle_config", {}).get(_IDS), block["convention"])]
+    eagle = config.get("eagle_config")
+    said = [(eagle.get(_IDS) if isinstance(eagle, dict) else None, block.get("convention"))]
     if _IDS in config:
         said.append((config[_IDS], "vllm"))
     for ids, name in said:
+        if ids is not None and not (isinstance(ids, list) and all(type(one) is int for one in ids)):
+            raise WiringError("layer ids that are no list of whole numbers", where=where, why=f"{ids!r}", mend=_MEND)
         wiring.check_same(
-            convention(name).parse_like(ids, wiring, wiring.teacher),
+            convention(str(name)).parse_like(ids, wiring, wiring.teacher),
             where=f"{where}, ids {ids} as {name} reads them",
             mend="export the draft again; the ids were edited by hand",
         )
@@ -307,11 +329,11 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     tensors: dict[str, Tensor] = {}
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as handle:
-                tensors |= {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as err:
-            raise IntegrityError("unreadable weights", where=str(file), why=str(err), mend=_MEND) from None
+        found = read_all(file, _MEND)
+        twice = sorted(set(found) & set(tensors))
+        if twice:
+            raise IntegrityError("two files hold one tensor", where=str(file), why=twice[0], mend="keep one copy")
+        tensors |= found
     return config, tensors
 
 
@@ -338,6 +360,9 @@ def _shape(config: dict[str, Any], tensors: dict[str, Tensor], where: str) -> Dr
         )
     except KeyError as err:
         raise IntegrityError("incomplete config.json", where=where, why=f"no {err.args[0]}", mend=_MEND) from None
+    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as err:
+        why = f"a size of another kind: {err}"
+        raise IntegrityError("not a draft's config.json", where=where, why=why, mend=_MEND) from None
 
 
 def _attention_sizes(config: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -399,6 +424,19 @@ def _check_maps(draft: Eagle3Draft, stated: str, where: str) -> None:
         )
 
 
+def _check_sums(folder: Path, config: dict[str, Any]) -> None:
+    """Compare config.json and the weights with their checksums; a folder of another tool, or an older one, has none."""
+    block = config.get("redraft")
+    if not isinstance(block, dict) or not {"checksum", "weights_sha256"} & set(block):
+        return
+    if sealed_config(config) != config:
+        why = "its checksum differs: a setting was changed by hand, or a bit by the disk"
+        raise IntegrityError("not the config.json that was exported", where=str(folder / CONFIG), why=why, mend=_MEND)
+    if not (folder / WEIGHTS).is_file() or sha256_file(folder / WEIGHTS) != block.get("weights_sha256"):
+        why = "their checksum differs from the one in config.json"
+        raise IntegrityError("not the weights that were exported", where=str(folder / WEIGHTS), why=why, mend=_MEND)
+
+
 def _check_finite(tensors: dict[str, Tensor], where: str) -> None:
     bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
     if bad:
@@ -410,6 +448,7 @@ def _check_readback(folder: Path, shape: DraftShape, written: dict[str, Tensor])
     config, tensors = _read(folder)
     served_wiring(config, str(folder))
     _check_names(shape, {name: tuple(t.shape) for name, t in tensors.items()}, str(folder))
+    _check_sums(folder, config)
     broken = [name for name, tensor in written.items() if not torch.equal(tensors[name], tensor)]
     if broken:
         why = f"read back otherwise than written: {', '.join(broken)}"
@@ -422,9 +461,7 @@ def _check_readback(folder: Path, shape: DraftShape, written: dict[str, Tensor])
 def _replacing_folder(folder: Path) -> Iterator[Path]:
     """Yield a new sibling folder that takes the name `folder` once everything in it is on disk."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    tmp, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
-    for leftover in (tmp, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    tmp, old = temporary(folder), temporary(folder, "old")
     tmp.mkdir()
     try:
         yield tmp

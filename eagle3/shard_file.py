@@ -7,8 +7,12 @@ docs/formats.md; `eagle3.state_read` reads the same bytes straight into a batch.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -21,17 +25,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagle3.atomic import read_json
+from eagle3.checked_json import read_checked, with_checksum
 from eagle3.errors import IntegrityError
-from eagle3.place import Place, list_files
+from eagle3.inside import is_inside
+from eagle3.place import Place, exists, list_files
 from eagle3.state_codec import CODECS, ITEMSIZE, Bytes, Part
 
 FORMAT = "redraft-shard"
 OLD, VERSION = 1, 2  # 1: raw, and the data file has the sidecar's name
-MEND = "delete this shard's two files and run the extract stage again: only its records are captured anew"
 IDS, MASK = "input_ids", "loss_mask"
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 READERS = 16  # sidecars or headers read at a time from a remote file system
+NAMED = 5  # records that a message names
+Spans = tuple[tuple[int, int], ...]  # first byte and end of each part
+
+
+def mend_of(store: Place | str) -> str:
+    """What mends the store in folder `store`, for a message."""
+    command = f"python -m data_prep.store mend {shlex.quote(str(store))}"
+    return f"run {command}, then the extract stage again: only the records of the shards it names are captured anew"
+
+
+def damaged(path: str, why: str) -> IntegrityError:
+    """The line for the data file `path` whose bytes are not those that were written."""
+    return IntegrityError("a shard is damaged", where=path, why=why, mend=mend_of(path.rpartition("/")[0]))
+
+
+def unreadable(path: str, why: str) -> IntegrityError:
+    """The line for the data file `path` that cannot be read, or ends too early."""
+    return IntegrityError("a shard cannot be read", where=path, why=why, mend=mend_of(path.rpartition("/")[0]))
 
 
 @dataclass(frozen=True)
@@ -51,6 +73,12 @@ class Entry:
     sha256: str
     sizes: dict[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        counts = (self.start, self.tokens, self.supervised, *self.sizes.values())
+        texts = (self.id, self.tokens_sha256, self.sha256)
+        if not all(type(one) is int and one >= 0 for one in counts) or not all(isinstance(one, str) for one in texts):
+            raise TypeError(f"a record that is none: {str(self)[:100]}")
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -63,24 +91,28 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
-class StatePlace:
-    """Where one state of one record lies, and how it is kept: all that is needed to read it.
+class RecordPlace:
+    """Where a record lies and how its states are kept: all that is needed to read it and to see that it is whole.
 
     Args:
         path: the data file.
-        spans: first byte and end of each of its parts.
-        codec, dtype, width: how it is kept, and what it is when read: [tokens, width].
-        tokens: its rows.
-        whose: names state and record, for a message.
+        record: its id.
+        codec, dtype, width: how a state is kept, and what it is when read: [tokens, width].
+        tokens: rows.
+        states: for each state, in the order they were written in, where its parts lie.
+        tail: where ids and mask lie.
+        sha256: over all of these bytes, in this order.
     """
 
     path: str
-    spans: tuple[tuple[int, int], ...]
+    record: str
     codec: str
     dtype: str
     width: int
     tokens: int
-    whose: str
+    states: dict[str, Spans]
+    tail: Spans
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -88,7 +120,8 @@ class Shard:
     """A finished shard as its sidecar tells it; `path` is the sidecar's, `data_name` the data file's, beside it.
 
     `codec`, `dtype` and `width` say how states are kept and what they are when read; a shard of version 1 has raw
-    states, whose dtype and width only the data file's header tells.
+    states, whose dtype and width only the data file's header tells. `store` is the hash of the store's manifest; shards
+    of before have none.
     """
 
     path: Place
@@ -101,6 +134,16 @@ class Shard:
     codec: str = "raw"
     dtype: str = ""
     width: int = 0
+    store: str = ""
+
+    def __post_init__(self) -> None:
+        counts = (self.bytes, self.header_bytes, self.tokens, self.width)
+        if not all(type(one) is int and one >= 0 for one in counts) or not 8 < self.header_bytes <= self.bytes:
+            raise TypeError(f"bytes, header_bytes, tokens or width is none: {counts}")
+        if not is_inside(self.data_name) or "/" in self.data_name:
+            raise TypeError(f"data_name {self.data_name!r} is no name of a file beside it")
+        if not self.data_name.startswith(self.path.name.removesuffix("json")):
+            raise TypeError(f"data_name {self.data_name!r} is another shard's")
 
     @property
     def data(self) -> Place:
@@ -114,7 +157,11 @@ class Shard:
         Raises:
             IntegrityError: it is not readable or not a sidecar of this version.
         """
-        raw = read_json(path, mend=MEND)
+        try:
+            raw = read_checked(path, mend=mend_of(path.parent))
+        except IntegrityError as err:
+            why = f"{err.why}; {_holds(_ids_in(path))}" if exists(path) else err.why
+            raise IntegrityError(err.what, where=err.where, why=why, mend=err.mend) from None
         try:
             if raw["format"] != FORMAT or raw["version"] not in (OLD, VERSION):
                 raise KeyError(f"format {raw['format']!r} version {raw['version']!r}")
@@ -124,24 +171,25 @@ class Shard:
             if raw["version"] == OLD:
                 return cls(path, data_name=path.with_suffix(".safetensors").name, **fields)
             # the first shards of version 2 were raw and did not say so
-            fields |= {name: raw[name] for name in ("codec", "dtype", "width") if name in raw}
+            fields |= {name: raw[name] for name in ("codec", "dtype", "width", "store") if name in raw}
             shard = cls(path, data_name=raw["data_name"], **fields)
             if shard.codec not in CODECS:
                 raise KeyError(f"codec {shard.codec!r}")
             return shard
-        except (KeyError, TypeError) as err:
-            raise IntegrityError("not a shard's sidecar", where=str(path), why=str(err), mend=MEND) from None
+        except (KeyError, TypeError, AttributeError) as err:
+            mend = mend_of(path.parent)
+            raise IntegrityError("not a shard's sidecar", where=str(path), why=str(err), mend=mend) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """The sidecar's content; `read` reads it back."""
-        return {"format": FORMAT, "version": VERSION, **{k: v for k, v in asdict(self).items() if k != "path"}}
+        """The sidecar's content, with its checksum; `read` reads it back."""
+        return with_checksum(
+            {"format": FORMAT, "version": VERSION, **{k: v for k, v in asdict(self).items() if k != "path"}}
+        )
 
     @property
     def holds(self) -> str:
         """Names the records, for a message."""
-        names = [entry.id for entry in self.records]
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        return f"it holds {len(names)} records: {', '.join(names[:5])}{more}"
+        return _holds([entry.id for entry in self.records])
 
     def check(self) -> None:
         """Compare the data file's size and header with the sidecar; cheap, reads only the header.
@@ -158,10 +206,11 @@ class Shard:
             if size > self.bytes:
                 what = "a shard has another size than was written"
             why = "" if size < 0 else f"{size} bytes where {self.bytes} were written; "
-            raise IntegrityError(what, where=str(self.data), why=why + self.holds, mend=MEND)
+            raise IntegrityError(what, where=str(self.data), why=why + self.holds, mend=mend_of(self.path.parent))
         (header,) = read_ranges(self.data, [(0, self.header_bytes)])
         if hashlib.sha256(header.data).hexdigest() != self.header_sha256:
-            raise IntegrityError("a shard's header is damaged", where=str(self.data), why=self.holds, mend=MEND)
+            mend = mend_of(self.path.parent)
+            raise IntegrityError("a shard's header is damaged", where=str(self.data), why=self.holds, mend=mend)
 
     def verify(self) -> None:
         """Read every byte and compare with the checksums.
@@ -173,8 +222,24 @@ class Shard:
         file = ShardFile(self)
         bad = [entry.id for index, entry in enumerate(self.records) if file.checksums(index) != _said(entry)]
         if bad:
-            why = f"checksums differ for {len(bad)} of {len(self.records)} records: {', '.join(bad[:5])}"
-            raise IntegrityError("a shard is damaged", where=str(self.data), why=why, mend=MEND)
+            more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
+            why = f"checksums differ for {len(bad)} of {len(self.records)} records: {', '.join(bad[:NAMED])}{more}"
+            raise damaged(str(self.data), why)
+
+
+def _holds(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"it holds {len(names)} records: {', '.join(names[:NAMED])}{more}"
+
+
+def _ids_in(path: Place) -> list[str]:
+    """Ids that a damaged sidecar still shows."""
+    found = re.findall(rb'"id": ("(?:[^"\\\\]|\\\\.)*")', path.read_bytes())
+    ids = []
+    for text in found:
+        with contextlib.suppress(ValueError):
+            ids.append(str(json.loads(text)))
+    return ids
 
 
 def _said(entry: Entry) -> tuple[str, str]:
@@ -203,8 +268,8 @@ class ShardFile:
             }
             self.dtype = shard.dtype or DTYPES[self.tensors["final"].code]
             self.width = shard.width or self.tensors["final"].shape[1]
-        except (ValueError, KeyError, OSError) as err:
-            raise self._unreadable(err, shard.holds) from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as err:
+            raise unreadable(str(shard.data), f"{err}; {shard.holds}") from None
         self._codec = CODECS[shard.codec]
 
     @cached_property
@@ -228,70 +293,95 @@ class ShardFile:
         return starts
 
     def span(self, index: int, name: str) -> tuple[int, int]:
-        """First byte and end of record `index` in tensor `name`."""
+        """First byte and end of record `index` in tensor `name`.
+
+        Raises:
+            KeyError: there is no such tensor.
+            ValueError: it would lie outside the data.
+        """
         entry, tensor = self.shard.records[index], self.tensors[name]
         if name in entry.sizes:
             begin = self._starts[name][index]
-            return begin, begin + entry.sizes[name]
-        row = int(np.prod(tensor.shape[1:])) * ITEMSIZE[tensor.code]
-        return tensor.begin + entry.start * row, tensor.begin + (entry.start + entry.tokens) * row
+            end = begin + entry.sizes[name]
+        else:
+            row = int(np.prod(tensor.shape[1:])) * ITEMSIZE[tensor.code]
+            begin, end = tensor.begin + entry.start * row, tensor.begin + (entry.start + entry.tokens) * row
+        if not self.shard.header_bytes <= begin <= end <= self.shard.bytes:
+            raise ValueError(f"{name} would lie outside the file")
+        return begin, end
 
-    def place(self, index: int, name: str) -> StatePlace:
-        """Where state `name` of record `index` lies.
+    def place(self, index: int) -> RecordPlace:
+        """Where record `index` lies.
 
         Raises:
-            IntegrityError: the shard has no such state.
+            IntegrityError: the shard's header does not tell.
         """
-        entry = self.shard.records[index]
-        whose = f"{name} of record {entry.id}"
+        shard, entry = self.shard, self.shard.records[index]
         try:
-            spans = tuple(self.span(index, f"{name}{part.suffix}") for part in self.parts)
-        except KeyError as err:
-            raise self._unreadable(err, whose) from None
-        return StatePlace(str(self.shard.data), spans, self.shard.codec, self.dtype, self.width, entry.tokens, whose)
+            states = {
+                name: tuple(self.span(index, f"{name}{part.suffix}") for part in self.parts)
+                for name in self.state_names
+            }
+            tail = (self.span(index, IDS), self.span(index, MASK))
+        except (KeyError, ValueError) as err:
+            raise unreadable(str(shard.data), f"{err}; record {entry.id}") from None
+        return RecordPlace(
+            str(shard.data), entry.id, shard.codec, self.dtype, self.width, entry.tokens, states, tail, entry.sha256
+        )
 
     def tokens(self, index: int) -> tuple[Tensor, Tensor]:
-        """`input_ids` [T] int64 and `loss_mask` [T] bool of a record."""
-        ids, mask = self._pieces(index, [IDS, MASK])
+        """`input_ids` [T] int64 and `loss_mask` [T] bool of a record, which are those that were written.
+
+        Raises:
+            IntegrityError: the file cannot be read, or is damaged.
+        """
+        ids, mask = self._pieces(index, self.place(index).tail)
+        if digest([ids, mask]) != self.shard.records[index].tokens_sha256:
+            raise self._differs(index)
         return _ids(ids), _mask(mask)
 
     def record(self, index: int, names: Sequence[str]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """`input_ids` [T] int64, `loss_mask` [T] bool and the named states, each [T, H], of a record.
 
+        All of the record is read and compared with its checksum.
+
         Raises:
-            IntegrityError: the file cannot be read, or what it holds is no state of this codec.
+            IntegrityError: the file cannot be read, or is damaged, or has no such state.
         """
-        wanted = [f"{name}{part.suffix}" for name in names for part in self.parts]
-        ids, mask, *rest = self._pieces(index, [IDS, MASK, *wanted])
-        step = len(self.parts)
+        place = self.place(index)
+        pieces = self._record_pieces(place, index)
+        if digest([*(piece for one in pieces.values() for piece in one)]) != place.sha256:
+            raise self._differs(index)
         states = {}
-        for place, name in enumerate(names):
+        for name in names:
             try:
-                pieces = rest[place * step : (place + 1) * step]
-                states[name] = self._codec.decode(pieces, self.dtype, self.width)
-                if len(states[name]) != self.shard.records[index].tokens:
+                states[name] = self._codec.decode(pieces[name], self.dtype, self.width)
+                if len(states[name]) != place.tokens:
                     raise ValueError(f"{len(states[name])} rows")
-            except (ValueError, RuntimeError) as err:
-                why = f"{name} of record {self.shard.records[index].id}: {err}"
-                raise IntegrityError("a shard is damaged", where=str(self.shard.data), why=why, mend=MEND) from None
+            except (ValueError, RuntimeError, KeyError) as err:
+                raise damaged(place.path, f"{name} of record {place.record}: {err}") from None
+        ids, mask = pieces[IDS]
         return _ids(ids), _mask(mask), states
+
+    def _record_pieces(self, place: RecordPlace, index: int) -> dict[str, list[Bytes]]:
+        """Each state's parts, and ids and mask together, in the order of the checksum."""
+        spans = {**place.states, IDS: place.tail}
+        found = iter(self._pieces(index, [span for one in spans.values() for span in one]))
+        return {name: [next(found) for _ in one] for name, one in spans.items()}
+
+    def _differs(self, index: int) -> IntegrityError:
+        return damaged(str(self.shard.data), f"checksums differ for record {self.shard.records[index].id}")
 
     def checksums(self, index: int) -> tuple[str, str]:
         """SHA-256 of a record's ids and mask; and of all its bytes: each state's parts in turn, ids, mask."""
-        wanted = [f"{name}{part.suffix}" for name in self.state_names for part in self.parts]
-        pieces = self._pieces(index, [*wanted, IDS, MASK])
-        return digest(pieces[-2:]), digest(pieces)
+        pieces = self._record_pieces(self.place(index), index)
+        return digest(pieces[IDS]), digest([piece for one in pieces.values() for piece in one])
 
-    def _pieces(self, index: int, names: Sequence[str]) -> list[Bytes]:
+    def _pieces(self, index: int, spans: Sequence[tuple[int, int]]) -> list[Bytes]:
         try:
-            return read_ranges(self.shard.data, [self.span(index, name) for name in names])
-        except (OSError, ValueError, KeyError) as err:
-            raise self._unreadable(err, f"record {self.shard.records[index].id}") from None
-
-    def _unreadable(self, err: Exception, whose: str) -> IntegrityError:
-        why = f"{err}; {whose}"
-        mend = "run the extract stage again"
-        return IntegrityError("a shard cannot be read", where=str(self.shard.data), why=why, mend=mend)
+            return read_ranges(self.shard.data, spans)
+        except (OSError, ValueError) as err:
+            raise unreadable(str(self.shard.data), f"{err}; record {self.shard.records[index].id}") from None
 
 
 def _ids(data: Bytes) -> Tensor:
@@ -318,7 +408,8 @@ def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[Bytes]:
     """
     if isinstance(path, Path):
         with open(path, "rb") as handle:
-            found = [_piece(handle, *span) for span in spans]
+            size = os.fstat(handle.fileno()).st_size
+            found = [_piece(handle, begin, min(end, size)) for begin, end in spans]
     else:
         begins, ends = zip(*spans, strict=True)
         found = path.fs.cat_ranges([path.path] * len(spans), list(begins), list(ends), on_error="raise")
@@ -330,7 +421,7 @@ def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[Bytes]:
 
 def _piece(handle: Any, begin: int, end: int) -> bytes:
     handle.seek(begin)
-    data: bytes = handle.read(end - begin)
+    data: bytes = handle.read(max(end - begin, 0))
     return data
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from eagle3.atomic import replacing
 from eagle3.errors import ConfigError, IntegrityError
+from eagle3.tensor_file import save_tensors
 
 
 @dataclass(frozen=True)
@@ -116,10 +115,18 @@ def vocab_from_maps(d2t: Tensor, t2d: Tensor, where: str) -> DraftVocab:
 
 
 def save_vocab(path: Path, vocab: DraftVocab) -> None:
-    """Write a vocabulary atomically, as safetensors with its key in the header."""
+    """Write a vocabulary atomically, as safetensors with its key and a checksum in the header."""
     meta = {"key": vocab.key, "filled": str(vocab.filled), "coverage": repr(vocab.coverage)}
-    with replacing(Path(path)) as tmp:
-        save_file({"d2t": vocab.d2t.contiguous(), "t2d": vocab.t2d.contiguous()}, tmp, metadata=meta)
+    meta["checksum"] = _checksum(vocab)
+    save_tensors(Path(path), {"d2t": vocab.d2t.contiguous(), "t2d": vocab.t2d.contiguous()}, meta)
+
+
+def _checksum(vocab: DraftVocab) -> str:
+    """Hex SHA-256 over everything that is kept of a vocabulary."""
+    digest = hashlib.sha256(f"{vocab.key}:{vocab.filled}:{vocab.coverage!r}:".encode())
+    for tensor in (vocab.d2t, vocab.t2d.view(torch.uint8)):
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def load_vocab(path: Path, *, key: str | None = None, size: int | None = None) -> DraftVocab:
@@ -133,14 +140,18 @@ def load_vocab(path: Path, *, key: str | None = None, size: int | None = None) -
     Raises:
         IntegrityError: the file is missing, broken, or is another vocabulary than asked for.
     """
-    mend = f"delete {Path(path).name}; it is built again"
+    mend = f"delete {path}; the same command builds it again from the prepared set"
     try:
         with safe_open(path, framework="pt") as handle:
             meta = handle.metadata() or {}
             d2t, t2d = handle.get_tensor("d2t"), handle.get_tensor("t2d")
         vocab = DraftVocab(d2t, t2d, meta["key"], int(meta["filled"]), float(meta["coverage"]))
+        told = meta.get("checksum", _checksum(vocab) if len(meta) == 3 else "")  # older files have none
+        if (d2t.dtype, t2d.dtype) != (torch.int64, torch.bool) or told != _checksum(vocab):
+            raise ValueError("it is not what was written: its checksum differs")
     except (SafetensorError, OSError, KeyError, ValueError) as err:
         raise IntegrityError("unreadable draft vocabulary", where=str(path), why=str(err), mend=mend) from None
+    vocab_from_maps(d2t, t2d, str(path))
     if size is not None and vocab.size != size:
         why = f"{vocab.size} tokens; expected {size}"
         raise IntegrityError("a draft vocabulary of another size", where=str(path), why=why, mend=mend)

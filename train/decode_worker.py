@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from eagle3.errors import RedraftError
-from eagle3.shard_file import StatePlace
+from eagle3.shard_file import RecordPlace, Spans
 from eagle3.state_read import Spent, StateReader
 
 
@@ -36,17 +36,23 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def answer(reader: StateReader, region: Tensor, wants: list[dict[str, Any]]) -> dict[str, Any]:
+def answer(reader: StateReader, region: Tensor, asked: dict[str, Any]) -> dict[str, Any]:
     """Read what is asked for; what was spent, or the error as its parts."""
     reader.spent = Spent()
+    told = asked["place"]
+    states = {name: _spans(spans) for name, spans in told.pop("states").items()}
+    place = RecordPlace(states=states, tail=_spans(told.pop("tail")), **told)
+    dtype = getattr(torch, place.dtype)
+    wants = [(name, rows_in(region, dtype, rows, at), first) for name, rows, at, first in asked["wants"]]
     try:
-        for want in wants:
-            spans = tuple((begin, end) for begin, end in want["place"].pop("spans"))
-            place = StatePlace(spans=spans, **want["place"])
-            reader.read(place, rows_in(region, getattr(torch, place.dtype), want["rows"], want["at"]), want["first"])
+        reader.read(place, wants)
     except RedraftError as err:
         return {"kind": type(err).__name__, "what": err.what, "where": err.where, "why": err.why, "mend": err.mend}
     return {"spent": vars(reader.spent)}
+
+
+def _spans(told: list[list[int]]) -> Spans:
+    return tuple((begin, end) for begin, end in told)
 
 
 def rows_in(region: Tensor, dtype: torch.dtype, shape: list[int], at: int) -> Tensor:

@@ -25,10 +25,8 @@ from torch import Tensor
 
 from eagle3 import errors
 from eagle3.errors import RedraftError
-from eagle3.shard_file import StatePlace
-from eagle3.state_read import Spent, StateReader
-
-Want = tuple[StatePlace, Tensor, int]  # a state, the rows of a batch to write, and the state's row to begin with
+from eagle3.shard_file import RecordPlace
+from eagle3.state_read import Spent, StateReader, Want
 
 
 class Region:
@@ -87,21 +85,20 @@ class Decoders:
         """The workers' process ids."""
         return [worker.process.pid for worker in self._workers]
 
-    def read(self, wants: Sequence[Want]) -> None:
-        """Read the states of one record.
+    def read(self, place: RecordPlace, wants: Sequence[Want]) -> None:
+        """Read states of one record, all of whose bytes are compared with its checksum.
 
         Raises:
             IntegrityError: a file cannot be read or is damaged; the text is the same wherever it was found.
             RedraftError: a worker died.
         """
         if not self.count:
-            for place, out, first in wants:
-                self._reader.read(place, out, first)
+            self._reader.read(place, wants)
             self.spent = self._reader.spent
             return
         worker = self._idle.get()
         try:
-            spent = worker.ask(wants)
+            spent = worker.ask(place, wants)
         finally:
             self._idle.put(worker)
         with self._lock:
@@ -134,9 +131,9 @@ class _Worker:
             env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         )
 
-    def ask(self, wants: Sequence[Want]) -> Spent:
+    def ask(self, place: RecordPlace, wants: Sequence[Want]) -> Spent:
         """Have it read; one thread at a time."""
-        line = json.dumps([self._told(*want) for want in wants]) + "\n"
+        line = json.dumps({"place": asdict(place), "wants": [self._told(*want) for want in wants]}) + "\n"
         assert self.process.stdin and self.process.stdout
         try:
             self.process.stdin.write(line.encode())
@@ -145,22 +142,21 @@ class _Worker:
         except (OSError, ValueError):  # its end of the pipe is gone
             reply = b""
         if not reply.endswith(b"\n"):
-            raise self._died(wants)
+            raise self._died(place)
         told: dict[str, Any] = json.loads(reply)
         if "kind" in told:
             raise getattr(errors, told.pop("kind"), RedraftError)(told.pop("what"), **told)
         return Spent(**told["spent"])
 
-    def _told(self, place: StatePlace, out: Tensor, first: int) -> dict[str, Any]:
-        rows = [*out.shape, out.stride(0)]
-        return {"place": asdict(place), "rows": rows, "at": self.region.at(out), "first": first}
+    def _told(self, name: str, out: Tensor, first: int) -> list[Any]:
+        return [name, [*out.shape, out.stride(0)], self.region.at(out), first]
 
-    def _died(self, wants: Sequence[Want]) -> RedraftError:
+    def _died(self, place: RecordPlace) -> RedraftError:
         code = self.process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return RedraftError(
             "a loader worker ended early",
-            where=f"{wants[0][0].path}, {wants[0][0].whose}",
+            where=f"{place.path}, record {place.record}",
             why=f"{how}; SIGKILL often means that memory ran out",
             mend="run the same command again to go on from the newest checkpoint, with train.loader_workers or "
             "train.prefetch_mib lowered if memory was short",

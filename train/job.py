@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from eagle3.atomic import read_json, write_json
-from eagle3.errors import ConfigError
+from eagle3.atomic import read_json, sha256_file, write_json
+from eagle3.checked_json import read_checked
+from eagle3.errors import ConfigError, IntegrityError
 from train.config import ObjectiveConfig, TrackConfig, TrainConfig
 from train.decoders import Decoders
 
@@ -213,6 +214,7 @@ class TrainResult:
         metrics: `metrics.jsonl`.
         train: last training metrics; val: last validation metrics (empty without validation samples).
         seconds: wall time of this run's steps.
+        weights_sha256: of `weights`; "" in results of older versions.
     """
 
     steps: int
@@ -222,6 +224,26 @@ class TrainResult:
     train: dict[str, Any]
     val: dict[str, Any]
     seconds: float
+    weights_sha256: str = ""
+
+    @classmethod
+    def read(cls, path: Path, mend: str = "run the train stage again") -> TrainResult:
+        """Read a result.
+
+        Raises:
+            IntegrityError: there is none, or it is not what was written.
+        """
+        try:
+            return cls(**read_checked(path, mend))
+        except TypeError as err:
+            raise IntegrityError("not a training result", where=str(path), why=str(err), mend=mend) from None
+
+    def damage(self) -> str:
+        """What is wrong with the trained weights ("" when they are as they were written)."""
+        path = Path(self.weights)
+        if not path.is_file():
+            return "it is missing"
+        return "its checksum differs" if self.weights_sha256 not in ("", sha256_file(path)) else ""
 
 
 def resolve(path: str) -> Callable[..., Any]:

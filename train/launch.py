@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import torch
 
-from eagle3 import errors
-from eagle3.atomic import read_json
 from eagle3.errors import RedraftError
 from train.job import TrainJob, TrainResult
 from train.loop import PAUSED, Loop
 from train.orders import check_world, shared
+from train.telling import told
 from train.world import free_port, joined, launched
-
-ERROR_FILE = "worker-error-{rank}.json"
 
 
 def process_count(setting: int) -> int:
@@ -53,27 +51,26 @@ def _train_in_workers(job: TrainJob, count: int) -> TrainResult:
     folder = Path(job.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     job.save(folder / "job.json")
-    for rank in range(count):
-        (folder / ERROR_FILE.format(rank=rank)).unlink(missing_ok=True)
     (folder / PAUSED).unlink(missing_ok=True)
-    workers = _start_workers(folder / "job.json", count)
-    try:
-        codes = _wait(workers)
-    finally:
-        _end(workers)
-    if any(codes):
-        raise _failure(folder, codes)
+    with tempfile.TemporaryDirectory(prefix="redraft-") as told_in:  # not beside the job: its disk may be full
+        workers = _start_workers(folder / "job.json", count, told_in)
+        try:
+            codes = _wait(workers)
+        finally:
+            _end(workers)
+        if any(codes):
+            raise _failure(folder, told_in, codes)
     paused = folder / PAUSED
-    return TrainResult(**read_json(paused if paused.exists() else folder / "result.json"))
+    return TrainResult.read(paused if paused.exists() else folder / "result.json")
 
 
-def _start_workers(job_file: Path, count: int) -> list[subprocess.Popen[bytes]]:
+def _start_workers(job_file: Path, count: int, told_in: str) -> list[subprocess.Popen[bytes]]:
     """Start the workers. Each holds the reading end of a pipe from here and leaves when it closes."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // count))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "train.worker", str(job_file), "--with-parent"],
+            [sys.executable, "-m", "train.worker", str(job_file), "--with-parent", f"--errors={told_in}"],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": threads},
             stdin=subprocess.PIPE,
         )
@@ -106,14 +103,11 @@ def _end(workers: list[subprocess.Popen[bytes]]) -> None:
             worker.wait()
 
 
-def _failure(folder: Path, codes: list[int]) -> RedraftError:
+def _failure(folder: Path, told_in: str, codes: list[int]) -> RedraftError:
     """The first worker's own error, or what its exit code tells."""
-    for rank in range(len(codes)):
-        path = folder / ERROR_FILE.format(rank=rank)
-        if path.exists():
-            told = read_json(path)
-            kind = getattr(errors, told.pop("kind"), RedraftError)
-            return kind(told.pop("what"), **told)
+    failures = (told(told_in, rank) for rank in range(len(codes)))
+    if (failure := next(filter(None, failures), None)) is not None:
+        return failure
     rank, code = next((rank, code) for rank, code in enumerate(codes) if code)
     why = f"signal {-code}" if code < 0 else f"exit code {code}"
     return RedraftError(

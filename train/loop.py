@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from safetensors.torch import save_file
-from torch import Tensor
 
-from eagle3.atomic import replacing, write_json
+from eagle3.atomic import sha256_file
+from eagle3.checked_json import write_checked
 from eagle3.errors import RedraftError
+from eagle3.tensor_file import save_tensors
 from eagle3.ttt import PackedBatch
 from train.batches import StepPlan
 from train.engine import build_engine, gathered_state, gradient_norm, model_dtype, set_learning_rate
@@ -34,6 +33,7 @@ from train.resume import find_checkpoint, load_checkpoint, recorded, save_checkp
 from train.schedule import learning_rate
 from train.start import fit_start
 from train.stop import StopRequest, listening
+from train.terminal import StageConsole
 from train.track import Tracker
 from train.validate import shares, validate
 from train.waits import Waits
@@ -88,13 +88,13 @@ class Loop:
             load_checkpoint(self.engine, checkpoint, self.world)
             self.done = checkpoint.step
         resumed_from, started = self.done, time.monotonic()
-        console = Console() if self.world.first else None
+        console = StageConsole() if self.world.first else None
         self.tracker, self.loader = self._tracker(), self._loader()
         with TrainProgress(self.done, self.plan.total_steps, console) as self.progress, listening() as stop:
             for note in notes:
-                self.progress.say(f"train: {note}")
+                self.progress.say(note)
             if resumed_from:
-                self.progress.say(f"train: going on from step {resumed_from}")
+                self.progress.say(f"going on from step {resumed_from}")
             try:
                 self._steps(stop)
             except BaseException:
@@ -245,7 +245,7 @@ class Loop:
         line = "" if self.advised else self.waits.advice(self.loader.decoders.spent, self.loader.workers, self.cfg)
         if line:
             self.advised = True
-            self.progress.say(f"train: {line}")
+            self.progress.say(line)
 
     def _validate(self) -> None:
         if not self.held_out:
@@ -255,9 +255,9 @@ class Loop:
         if self.tracker is not None:
             self.tracker.write(self.last["val"])
         self.progress.say(
-            f"train: step {self.done}: held-out loss {row['loss']:.4f}, accuracy per step "
+            f"held out, after step {self.done:,}: loss {row['loss']:.4f}, accuracy by position "
             + " ".join(f"{a:.1%}" for a in row["acc"])
-            + f", predicted tau {row['predicted_tau']:.3f} of {self.cfg.ttt_steps + 1}"
+            + f", predicted accept length {row['predicted_tau']:.3f} of {self.cfg.ttt_steps + 1}"
         )
 
     def _save(self) -> None:
@@ -278,12 +278,12 @@ class Loop:
         metrics = str(self.folder / "metrics.jsonl")
         result = TrainResult(self.done, resumed_from, "", metrics, train=train, val=val, seconds=seconds)
         if self.world.first:
-            write_json(self.folder / PAUSED, dataclasses.asdict(result))
+            write_checked(self.folder / PAUSED, dataclasses.asdict(result))
         self.world.barrier()
         return result
 
     def _finish(self, resumed_from: int, seconds: float) -> TrainResult:
-        if self.done % self.cfg.save_every:
+        if self.done % self.cfg.save_every and self.done != resumed_from:  # else its checkpoint is there
             self._save()
         self._reuse_rows()
         if self.last["val"].get("step") != self.done:
@@ -300,15 +300,11 @@ class Loop:
             seconds=seconds,
         )
         if self.world.first:
-            _write_weights(weights, state)
-            write_json(self.folder / "result.json", dataclasses.asdict(result))
+            save_tensors(weights, state, {"format": "pt"})
+            result = dataclasses.replace(result, weights_sha256=sha256_file(weights))
+            write_checked(self.folder / "result.json", dataclasses.asdict(result))
         self.world.barrier()
         return result
-
-
-def _write_weights(path: Path, state: dict[str, Tensor]) -> None:
-    with replacing(path) as tmp:
-        save_file(state, tmp, metadata={"format": "pt"})
 
 
 def _seed(seed: int) -> None:

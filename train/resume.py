@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from eagle3.atomic import fsync_dir, read_json, sha256_file, write_json
+from eagle3.atomic import fsync_dir, sha256_file
+from eagle3.checked_json import read_checked, write_checked
 from eagle3.errors import ConfigError, IntegrityError, RedraftError
+from eagle3.inside import is_inside
 from train.rng import load_rng, save_rng
 from train.world import World
 
@@ -40,8 +42,12 @@ class Checkpoint:
 
     def damage(self) -> str:
         """What is wrong with the files ("" when they are all as written)."""
+        if self.folder.name != f"{PREFIX}{self.step:08d}":
+            return f"it is of step {self.step}"
         for name, want in self.marker["files"].items():
             path = self.folder / name
+            if not is_inside(name):
+                return f"it lists {name!r}, which lies outside"
             if not path.is_file():
                 return f"{name} is missing"
             if path.stat().st_size != want["size"]:
@@ -61,10 +67,12 @@ def _open(folder: Path) -> tuple[Checkpoint | None, str]:
     if not (folder / MARKER).is_file():
         return None, "it was not written to its end"
     try:
-        checkpoint = Checkpoint(folder, read_json(folder / MARKER))
+        checkpoint = Checkpoint(folder, read_checked(folder / MARKER, ""))
+        damage = checkpoint.damage()
     except IntegrityError as err:
         return None, f"{MARKER} is damaged: {err.why}"
-    damage = checkpoint.damage()
+    except (KeyError, TypeError, AttributeError, ValueError) as err:
+        return None, f"{MARKER} is none: {type(err).__name__} {err}"
     return (None, damage) if damage else (checkpoint, "")
 
 
@@ -84,7 +92,7 @@ def recorded(root: Path, name: str) -> Any:
     for folder in _folders(root):
         if (folder / MARKER).is_file():
             with contextlib.suppress(IntegrityError):
-                return read_json(folder / MARKER).get("identity", {}).get(name)
+                return read_checked(folder / MARKER, "").get("identity", {}).get(name)
     return None
 
 
@@ -133,7 +141,7 @@ def save_checkpoint(engine: Any, root: Path, step: int, identity: dict[str, Any]
         world.barrier()
         files = _describe_files(folder, world)
     if world.first:
-        write_json(folder / MARKER, {"step": step, "identity": identity, "processes": world.size, "files": files})
+        write_checked(folder / MARKER, {"step": step, "identity": identity, "processes": world.size, "files": files})
         fsync_dir(Path(root))
         _drop_old(root, folder, keep)
     world.barrier()
@@ -181,6 +189,13 @@ def _drop_old(root: Path, newest: Path, keep: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _drop_interrupted(root: Path) -> None:
+    """Remove what a killed run had not written to its end, or not removed to its end."""
+    for folder in _folders(root):
+        if not (folder / MARKER).is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def find_checkpoint(root: Path, identity: dict[str, Any], world: World) -> tuple[Checkpoint | None, list[str]]:
     """What to go on from, agreed on by all processes; rank 0 looks.
 
@@ -197,6 +212,8 @@ def find_checkpoint(root: Path, identity: dict[str, Any], world: World) -> tuple
         return None, notes
     checkpoint = Checkpoint(Path(found[0]), found[1])
     check_same_job(checkpoint, identity, world.size)
+    if world.first:
+        _drop_interrupted(root)
     return checkpoint, notes
 
 

@@ -7,10 +7,18 @@ from pathlib import Path
 
 from datasets import Dataset, disable_progress_bars
 
-from data_prep.prepare import FEATURES, NAMED_SKIPS, SPLITS, content_hash, count_rows, in_validation, replace_folder
+from data_prep.prepare import (
+    FEATURES,
+    NAMED_SKIPS,
+    SPLITS,
+    content_hash,
+    count_rows,
+    in_validation,
+    replace_folder,
+    write_manifest,
+)
 from data_prep.store import Store
 from data_prep.store.shard import tokens_sha256
-from eagle3.atomic import write_json
 from eagle3.errors import ConfigError, DataError
 
 
@@ -50,7 +58,7 @@ def write_prepared(store: Store, out: Path, source: str, val_fraction: float = 0
             "seed": seed,
             "content": {split: content_hash(sets[split]) for split in SPLITS},
         }
-        write_json(work / "manifest.json", manifest)
+        write_manifest(work, manifest)
         replace_folder(work, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -1,5 +1,7 @@
 """Finished answers on disk while the rest is being written: one JSON line each, behind a line of settings.
 
+Every line ends with its own checksum. One that is damaged is passed over, and its record is asked for again.
+
 Every line is handed to the operating system at once, so that a killed process loses nothing it had finished; it is
 forced to the disk after `SYNC_RECORDS` lines or `SYNC_S` seconds, so that a power cut loses no more than these.
 """
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.atomic import fsync_dir
+from eagle3.checked_json import LINE_CHECKSUM, with_checksum, without_checksum
 from eagle3.errors import ConfigError, IntegrityError
 
 SYNC_RECORDS = 32
@@ -23,7 +26,7 @@ FORMAT = "redraft answers 1"
 class PartFile:
     """Opens the file of an earlier run, or starts one.
 
-    A torn end is cut off: everything from the first line on that is no whole record.
+    A torn end is cut off. A line in the middle that is no whole record any more stays and counts for nothing.
 
     Args:
         path: of the file.
@@ -48,7 +51,7 @@ class PartFile:
         self._file.seek(end)
         self._end, self._unsynced, self._synced = end, 0, time.monotonic()
         if not end:
-            self._write(json_line({"format": FORMAT, "settings": settings}))
+            self._write(record_line({"format": FORMAT, "settings": settings}))
             self.sync()
             fsync_dir(path.parent)
 
@@ -66,16 +69,17 @@ class PartFile:
         check_settings(_settings(head, self.path), settings, self.path)
         end = len(head)
         for line in self._file:
-            record_id = _record_id(line)
-            if record_id is None:
+            if not line.endswith(b"\n"):
                 break
-            self._places.setdefault(record_id, (end, len(line)))
+            record = whole_record(line)
+            if record is not None:
+                self._places.setdefault(record["id"], (end, len(line)))
             end += len(line)
         return end
 
     def append(self, record: dict[str, Any]) -> None:
         """Keep one finished record; it must have an `id` that is not there yet."""
-        line = json_line(record)
+        line = record_line(record)
         assert record["id"] not in self._places
         self._places[record["id"]] = (self._end, len(line))
         self._write(line)
@@ -132,23 +136,35 @@ def json_line(record: dict[str, Any]) -> bytes:
         return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode("utf-8")
 
 
+def record_line(record: dict[str, Any]) -> bytes:
+    """`json_line` with the record's checksum."""
+    plain = json.loads(json_line(record))  # as it will be read
+    return json_line(with_checksum(plain, LINE_CHECKSUM))
+
+
+def whole_record(line: bytes) -> dict[str, Any] | None:
+    """The record of a line that `record_line` wrote, or an older version; None for a torn, damaged or foreign one."""
+    try:
+        record = json.loads(line)
+        record = without_checksum(record, LINE_CHECKSUM) if isinstance(record, dict) else {}
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record.get("id"), str) else None
+
+
+def whole_lines(answers: Path) -> dict[str, dict[str, Any]]:
+    """The records of an answers file that are as they were written, by id."""
+    with open(answers, "rb") as handle:
+        records = [whole_record(line) for line in handle if line.endswith(b"\n")]
+    return {record["id"]: record for record in records if record is not None}
+
+
 def _settings(head: bytes, path: Path) -> Any:
     try:
-        first = json.loads(head)
+        first = without_checksum(json.loads(head), LINE_CHECKSUM)
         if first["format"] == FORMAT:
             return first["settings"]
         why = f"its format is {first['format']!r}"
-    except (ValueError, KeyError, TypeError) as err:
-        why = f"its first line cannot be read ({type(err).__name__})"
+    except (ValueError, KeyError, TypeError, RecursionError) as err:
+        why = f"its first line cannot be read ({type(err).__name__}: {err})"
     raise IntegrityError("not a file of unfinished answers", where=str(path), why=why, mend="move or delete it")
-
-
-def _record_id(line: bytes) -> str | None:
-    """The id of a whole record; None for a torn or foreign line."""
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record.get("id") if isinstance(record, dict) and isinstance(record.get("id"), str) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -16,13 +15,15 @@ from data_prep.regenerate.config import RegenerateConfig
 from data_prep.regenerate.dialogue import Dialogues
 from data_prep.regenerate.exact import Retokenized
 from data_prep.regenerate.facts import ServerFacts, check_tools, read_facts
-from data_prep.regenerate.part import PartFile, check_settings, json_line
+from data_prep.regenerate.part import PartFile, check_settings, json_line, whole_lines, whole_record
 from data_prep.regenerate.report import NAMED_FAILURES, Tally, reasons
 from data_prep.regenerate.sampling import Sampling, resolve_sampling
 from data_prep.regenerate.source import Asked, Survey, read_source, survey
 from data_prep.store.lock import FileLock, LockHeldError
-from eagle3.atomic import read_json, replacing, write_json
-from eagle3.errors import RedraftError
+from eagle3.atomic import replacing
+from eagle3.checked_json import read_checked, write_checked
+from eagle3.errors import IntegrityError, RedraftError
+from eagle3.leftovers import clear_leftovers
 
 # Settings that do not bear on what an answer says, nor on what is kept of it.
 HOW_ASKED = (
@@ -39,6 +40,7 @@ def regenerate(
     url: str,
     advance: Callable[[int], None] | None = None,
     tokenizer: Any = None,
+    gone: Callable[[], str] | None = None,
 ) -> dict[str, Any]:
     """Let the target answer every conversation of `source`, and write `out/answers.jsonl` in the source's order.
 
@@ -52,6 +54,7 @@ def regenerate(
         url: of an OpenAI-compatible server that serves the target.
         advance: called with the number of further records that are over; those of an earlier run at once.
         tokenizer: the target's, to count the answers whose text it would cut into other tokens.
+        gone: for a server started here: a clause saying why it is dead, or nothing while it lives.
 
     Returns:
         The report.
@@ -59,7 +62,7 @@ def regenerate(
     Raises:
         ConfigError: a bad setting, or `out` holds answers made with other ones.
         DataError: a record of the source is malformed.
-        ServerGone: the server cannot be reached any more; finished answers are kept.
+        ServerGone: the server has ended or cannot be reached any more; finished answers are kept.
         RedraftError: more records failed than `cfg.max_failures` allows, or another process is at work in `out`.
     """
     cfg.validate()
@@ -72,8 +75,9 @@ def regenerate(
         raise RedraftError(
             "another process is writing answers here", where=str(out), mend="wait for it, or choose another folder"
         ) from None
+    clear_leftovers(out, alone=True)
     try:
-        return asyncio.run(_Regeneration(cfg, Path(source), out, held, advance or _ignore, tokenizer).run(url))
+        return asyncio.run(_Regeneration(cfg, Path(source), out, held, advance or _ignore, tokenizer, gone).run(url))
     finally:
         lock.release()
 
@@ -92,6 +96,7 @@ class _Regeneration:
     held: Survey
     advance: Callable[[int], None]
     tokenizer: Any
+    gone: Callable[[], str] | None
     failures: dict[str, str] = field(default_factory=dict)
     in_a_row: int = 0  # failures since the last answer that the server is to blame for
     made: int = 0
@@ -100,7 +105,7 @@ class _Regeneration:
     async def run(self, url: str) -> dict[str, Any]:
         """Ask, write, report."""
         began = time.monotonic()
-        async with ChatClient(url, self.cfg) as client:
+        async with ChatClient(url, self.cfg, self.gone) as client:
             facts = await read_facts(client, self.cfg.model)
             check_tools(facts, self.held.with_tools)
             sampling = resolve_sampling(self.cfg, facts.model_folder, facts.sampling_defaults)
@@ -108,7 +113,7 @@ class _Regeneration:
             if (finished := self._finished(settings)) is not None:
                 self.advance(self.held.records)
                 return finished
-            part = PartFile(self.out / "answers.part.jsonl", settings)
+            part = PartFile(self._part_path, settings)
             try:
                 self.advance(len(part))
                 await self._ask_all(Dialogues(client, facts, self.cfg, sampling), part)
@@ -116,6 +121,10 @@ class _Regeneration:
                 return self._finish(part, settings, facts, sampling, time.monotonic() - began)
             finally:
                 part.close()
+
+    @property
+    def _part_path(self) -> Path:
+        return self.out / "answers.part.jsonl"
 
     def _settings(self, facts: ServerFacts, sampling: Sampling) -> dict[str, Any]:
         """All that bears on the answers."""
@@ -128,12 +137,27 @@ class _Regeneration:
         Raises:
             ConfigError: it was made with other settings.
         """
-        path = self.out / "report.json"
-        if not path.is_file() or not (self.out / "answers.jsonl").is_file():
+        path, answers = self.out / "report.json", self.out / "answers.jsonl"
+        if not path.is_file() or not answers.is_file():
             return None
-        report = read_json(path, "delete it and run again")
+        report = read_checked(path, "delete it and run the regenerate stage again")
         check_settings(report.get("settings"), settings, self.out)
-        return report if not report["failed"] and report["keep_empty"] == self.cfg.keep_empty else None
+        kept = whole_lines(answers)
+        if len(kept) < report["answers"] and not self._part_path.exists():
+            self._take_over(kept, settings)
+        if len(kept) < report["answers"]:
+            return None
+        if report["failed"] or report["keep_empty"] != self.cfg.keep_empty:
+            return None
+        self._part_path.unlink(missing_ok=True)  # a run that was killed right after its report left it
+        return report
+
+    def _take_over(self, kept: dict[str, dict[str, Any]], settings: dict[str, Any]) -> None:
+        """Begin with the answers of a finished file that are whole: only the damaged ones are asked for again."""
+        part = PartFile(self._part_path, settings)
+        for record in kept.values():
+            part.append(record)
+        part.close()
 
     async def _ask_all(self, dialogues: Dialogues, part: PartFile) -> None:
         missing = (asked for asked in read_source(self.source) if asked.id not in part)
@@ -192,7 +216,10 @@ class _Regeneration:
                 if asked.id not in part:
                     continue
                 line = part.line(asked.id)
-                record = json.loads(line)
+                record = whole_record(line)
+                if record is None:
+                    mend = "run the regenerate stage again: it asks for this one anew"
+                    raise IntegrityError("an answer is damaged", where=f"{part.path}, {asked.id!r}", mend=mend)
                 if is_empty(record):
                     tally.empty += 1
                     if not self.cfg.keep_empty:
@@ -223,7 +250,7 @@ class _Regeneration:
                 "tokens_per_s": self.made_tokens / max(seconds, 1e-9),
             },
         }  # fmt: skip
-        write_json(self.out / "report.json", report)
+        write_checked(self.out / "report.json", report)
         if not self.failures:
             part.close()
             part.path.unlink()

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from eagle3.atomic import read_json, write_json
+from eagle3.atomic import sha256_json
+from eagle3.checked_json import read_checked, write_checked
 from eagle3.errors import IntegrityError, RedraftError
-from eagle3.place import Place
+from eagle3.place import Place, exists
+from eagle3.shard_file import mend_of
 from eagle3.state_codec import CODECS, state_bytes
 from eagle3.wiring import Wiring
 
@@ -56,6 +58,11 @@ class StoreManifest:
         states = len(self.wiring.stored_sites) + 1
         return states * state_bytes(self.codec, self.dtype, self.wiring.hidden_size) + TOKEN_BYTES
 
+    @property
+    def key(self) -> str:
+        """SHA-256 over all of it; every shard carries that of the store it was written for."""
+        return sha256_json(self.to_dict())
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able form; `from_dict` reads it back."""
         sites = [site.name for site in self.wiring.stored_sites]
@@ -92,7 +99,7 @@ class StoreManifest:
                 codec="raw" if version == OLD else data["codec"],
                 capture=dict(data["capture"]),
             )
-        except KeyError as err:
+        except (KeyError, TypeError, ValueError) as err:
             raise IntegrityError(
                 "store manifest lacks a key", where=where, why=str(err), mend="extract again"
             ) from None
@@ -105,11 +112,12 @@ class StoreManifest:
             IntegrityError: there is no store, or its manifest is not readable.
         """
         path = store / "manifest.json"
-        return cls.from_dict(read_json(path, mend="run the extract stage to make the store"), where=str(path))
+        mend = "run the extract stage to make the store" if not exists(path) else mend_of(store)
+        return cls.from_dict(read_checked(path, mend=mend), where=str(path))
 
     def write(self, store: Place) -> None:
         """Write the manifest atomically into folder `store`."""
-        write_json(store / "manifest.json", self.to_dict())
+        write_checked(store / "manifest.json", self.to_dict())
 
     def check_same(self, found: StoreManifest, where: str) -> None:
         """Refuse to continue the store of manifest `found` with this one.

@@ -12,7 +12,7 @@ from data_prep.store.manifest import StoreManifest, refuse_difference
 from data_prep.store.seal import check_seal, is_sealed
 from eagle3.errors import IntegrityError, RedraftError, WiringError
 from eagle3.place import Place, store_place
-from eagle3.shard_file import MEND, Entry, Shard, ShardFile, StatePlace, check_shards, find_shards
+from eagle3.shard_file import Entry, RecordPlace, Shard, ShardFile, check_shards, find_shards, mend_of
 from eagle3.wiring import Wiring
 
 
@@ -91,7 +91,7 @@ class Store:
                 why=f"it holds {sum(len(s.records) for s in shards)} records so far",
                 mend="run the extract stage again: it goes on where it stopped",
             )
-        _check_codec(shards, manifest)
+        check_own(shards, manifest)
         check_shards(shards)
         return cls(path, manifest, shards, [site.name for site in (wiring or manifest.wiring).stored_sites])
 
@@ -126,17 +126,17 @@ class Store:
         file, place = self._open(index)
         return file.tokens(place)
 
-    def place(self, index: int, name: str) -> StatePlace:
-        """Where a record's state `name` (a site, or `final`) lies, for `eagle3.state_read`."""
+    def place(self, index: int) -> RecordPlace:
+        """Where a record lies, for `eagle3.state_read`."""
         file, place = self._open(index)
-        return file.place(place, name)
+        return file.place(place)
 
     def __getitem__(self, index: int) -> CapturedSample:
         """Read one record, whatever the codec; its tensors are copies, independent of the file.
 
         Raises:
             IndexError: no such index.
-            IntegrityError: the shard changed since it was opened, or is damaged where that shows in decoding.
+            IntegrityError: the shard changed since it was opened, or the record is damaged.
         """
         file, place = self._open(index)
         input_ids, loss_mask, states = file.record(place, [*self.sites, "final"])
@@ -168,11 +168,23 @@ class Store:
                 advance(shard.tokens)
 
 
-def _check_codec(shards: Sequence[Shard], manifest: StoreManifest) -> None:
+def check_own(shards: Sequence[Shard], manifest: StoreManifest) -> None:
+    """Refuse a shard that was written for a store of another manifest.
+
+    Raises:
+        IntegrityError: naming it and its records.
+    """
     for shard in shards:
+        why = ""
         if shard.codec != manifest.codec:
             why = f"its states are kept as {shard.codec}, the store's as {manifest.codec}"
-            raise IntegrityError("a shard of another store", where=str(shard.path), why=why, mend=MEND)
+        elif shard.store not in ("", manifest.key):
+            why = "it was written for a store of another manifest"
+        if why:
+            mend = mend_of(shard.path.parent)
+            raise IntegrityError(
+                "a shard of another store", where=str(shard.path), why=f"{why}; {shard.holds}", mend=mend
+            )
 
 
 def _check_wiring(wanted: Wiring, manifest: StoreManifest, accept_other: bool, where: str) -> None:

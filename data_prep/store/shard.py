@@ -31,10 +31,10 @@ from data_prep.store.seal import unseal
 from eagle3.atomic import write_json
 from eagle3.errors import DataError
 from eagle3.place import Place, create, exists, list_files, modified, remove, writing
-from eagle3.shard_file import IDS, MASK, MEND, Entry, Shard
+from eagle3.shard_file import IDS, MASK, Entry, Shard
 from eagle3.state_codec import CODECS, ITEMSIZE, Bytes, Part, to_bytes
 
-__all__ = ["MEND", "Entry", "Shard", "publish", "remove_orphans", "supervised_count", "tokens_sha256", "write_shard"]
+__all__ = ["Entry", "Shard", "publish", "remove_orphans", "supervised_count", "tokens_sha256", "write_shard"]
 
 ORPHAN_AGE = 24 * 3600.0  # seconds; between a data file and its sidecar lie milliseconds
 ENCODERS = 8  # records encoded at a time, where the caller does not say
@@ -54,15 +54,22 @@ def tokens_sha256(input_ids: Any, loss_mask: Any) -> str:
 
 
 def write_shard(
-    path: Path, samples: Sequence[CapturedSample], sites: Sequence[str], dtype: str, codec: str = "raw"
+    path: Path,
+    samples: Sequence[CapturedSample],
+    sites: Sequence[str],
+    dtype: str,
+    codec: str = "raw",
+    store: str = "",
 ) -> Shard:
     """Write a shard under a name that only this writer uses. `path` is the sidecar's; its data file has its name.
+
+    `store` is the key of the store's manifest.
 
     Raises:
         OSError: the disk is full or the file cannot be written.
         DataError: the codec cannot keep a state.
     """
-    shard = _write_data(path, path.with_suffix(".safetensors").name, samples, sites, dtype, codec)
+    shard = _write_data(path, path.with_suffix(".safetensors").name, samples, sites, dtype, codec, store)
     write_json(path, shard.to_dict())
     return shard
 
@@ -91,7 +98,7 @@ def publish(
     """
     path = store / f"shard-{name}.json"
     data_name = f"shard-{name}.{uuid.uuid4().hex[:16]}.safetensors"
-    shard = _write_data(path, data_name, samples, sites, manifest.dtype, manifest.codec, encoders)
+    shard = _write_data(path, data_name, samples, sites, manifest.dtype, manifest.codec, manifest.key, encoders)
     try:
         create(path, json.dumps(shard.to_dict(), indent=2, ensure_ascii=False) + "\n")
         winner = Shard.read(path)  # the sidecar decides, whatever the file system's answer was
@@ -195,6 +202,7 @@ def _write_data(
     sites: Sequence[str],
     dtype: str,
     codec: str,
+    store: str,
     encoders: Encoders | None = None,
 ) -> Shard:
     """Write the data file beside the sidecar `path`."""
@@ -220,7 +228,9 @@ def _write_data(
         header = file.finish()
     sha = hashlib.sha256(header).hexdigest()
     entries = tuple(record.entry() for record in records)
-    return Shard(path, file.room + file.size, file.room, sha, starts[-1], entries, data_name, codec, dtype, width)
+    return Shard(
+        path, file.room + file.size, file.room, sha, starts[-1], entries, data_name, codec, dtype, width, store
+    )
 
 
 def _encode(record: _Record, name: str, codec: str) -> list[Bytes]:

@@ -6,14 +6,17 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 from data_prep.capture.sample import CapturedSample
 from data_prep.store.encoders import Encoders
 from data_prep.store.manifest import StoreManifest
+from data_prep.store.reader import check_own
 from data_prep.store.seal import break_seal, write_seal
 from data_prep.store.shard import Entry, Shard, publish, remove_orphans
 from data_prep.store.writer import cannot_write, check_sample, join_store
 from eagle3.errors import IntegrityError
+from eagle3.leftovers import clear_leftovers
 from eagle3.place import Place, exists, list_files, modified, remove
 from eagle3.shard_file import check_shards, find_shards
 
@@ -44,6 +47,7 @@ class SharedStore:
         self._seen: set[str] = set()
         self.done: dict[str, Entry] = {}
         shards = find_shards(path)
+        check_own(shards, manifest)
         check_shards(shards)
         for shard in shards:
             self._add(shard)
@@ -129,6 +133,8 @@ class SharedStore:
                     remove(path)
             except FileNotFoundError:
                 continue
+        if isinstance(self.path, Path):
+            clear_leftovers(self.path)
 
     def _named(self, name: str, data_name: str) -> bool:
         """Whether the sidecar of shard `name`, or of one that stands in for it, names this data file."""

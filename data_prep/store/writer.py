@@ -13,11 +13,13 @@ import torch
 from data_prep.capture.sample import CapturedSample
 from data_prep.store.lock import FileLock, LockHeldError, waiting_lock
 from data_prep.store.manifest import StoreManifest
+from data_prep.store.reader import check_own
 from data_prep.store.seal import break_seal, write_seal
 from data_prep.store.shard import Entry, Shard, write_shard
+from eagle3.checked_json import with_checksum
 from eagle3.errors import DataError, RedraftError
 from eagle3.place import Place, create
-from eagle3.shard_file import find_shards
+from eagle3.shard_file import check_shards, find_shards
 
 SHARD_NAME = re.compile(r"shard-(?P<worker>.+)-(?P<number>\d{5,})\.json")
 
@@ -68,7 +70,8 @@ def join_store(store: Place, manifest: StoreManifest) -> None:
     Raises:
         WiringError, RedraftError: the store exists with another identity.
     """
-    create(store / "manifest.json", json.dumps(manifest.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    told = with_checksum(manifest.to_dict())
+    create(store / "manifest.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     manifest.check_same(StoreManifest.read(store), where=str(store))
 
 
@@ -110,8 +113,8 @@ class StoreWriter:
             join_store(self.path, manifest)
             self._remove_leftovers()
             shards = find_shards(self.path)
-            for shard in shards:
-                shard.check()
+            check_own(shards, manifest)
+            check_shards(shards)
         except BaseException:
             self._lock.release()
             raise
@@ -195,7 +198,8 @@ class StoreWriter:
     def _write(self, path: Path, samples: Sequence[CapturedSample]) -> Shard:
         try:
             break_seal(self.path)
-            return write_shard(path, samples, self.sites, self.manifest.dtype, self.manifest.codec)
+            manifest = self.manifest
+            return write_shard(path, samples, self.sites, manifest.dtype, manifest.codec, manifest.key)
         except OSError as err:
             raise cannot_write(self.path, err) from err
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.atomic import read_json, write_json
-from eagle3.checkpoint import CONFIG
+from eagle3.checkpoint import CONFIG, sealed_config
 from eagle3.conventions import convention
 from eagle3.errors import WiringError
 from eagle3.wiring import Wiring
@@ -44,7 +44,7 @@ def as_written(served: Path, ids: Sequence[int], work_dir: Path) -> Iterator[tup
     """As `as_served`, for SGLang, with `ids` unchecked: to see what a build does with ids it may not be fit for."""
     config = read_json(served / CONFIG)
     config["eagle_config"] = {**config.get("eagle_config", {}), IDS: list(ids)}
-    with _linked(served, config, work_dir) as folder:
+    with _linked(served, sealed_config(config), work_dir) as folder:
         yield folder, list(ids)
 
 
@@ -78,4 +78,4 @@ def served_config_for(config: dict[str, Any], wiring: Wiring, convention_name: s
         out["redraft"] = {**block, "wiring": wiring.to_dict(), "convention": convention_name}
         if block["wiring"] != wiring.to_dict():
             out["redraft"]["trained_on"] = block["wiring"]
-    return out, ids
+    return sealed_config(out), ids

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3.atomic import read_json
+from eagle3.checked_json import read_checked
 from eagle3.errors import DataError, IntegrityError
 from eagle3.place import Place, store_place
 from eagle3.shard_file import Shard, ShardFile, find_shards
@@ -50,7 +50,7 @@ class StoreReader:
     def __init__(self, path: str | Place) -> None:
         self.path = store_place(path)
         where = str(self.path / "manifest.json")
-        self.manifest: dict[str, Any] = read_json(self.path / "manifest.json", mend="give the folder of a store")
+        self.manifest: dict[str, Any] = read_checked(self.path / "manifest.json", mend="give the folder of a store")
         kind = (self.manifest.get("format"), self.manifest.get("version"))
         if kind[0] != FORMAT or kind[1] not in VERSIONS or "wiring" not in self.manifest:
             raise IntegrityError(

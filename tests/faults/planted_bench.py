@@ -34,7 +34,9 @@ from data_prep.capture.sample import CapturedSample  # noqa: E402
 from data_prep.extract import extract  # noqa: E402
 from data_prep.prepare import load_prepared  # noqa: E402
 from data_prep.store import StoreManifest  # noqa: E402
-from eagle3.atomic import read_json, write_json  # noqa: E402
+from eagle3.atomic import read_json, sha256_file, write_json  # noqa: E402
+from eagle3.checked_json import CHECKSUM, with_checksum, write_checked  # noqa: E402
+from eagle3.checkpoint import sealed_config  # noqa: E402
 from eagle3.errors import RedraftError  # noqa: E402
 from eagle3.hf_model import load_target  # noqa: E402
 from eagle3.hf_states import all_site_states  # noqa: E402
@@ -116,6 +118,17 @@ def _stop(*_: Any, **__: Any) -> None:
     raise Reached
 
 
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Put the guard where training or serving begins."""
+    with (
+        mock.patch.object(stages, "run_training", _stop),
+        mock.patch.object(accept, "measure", _stop),
+        mock.patch.object(accept, "measure_served", _stop),
+    ):
+        yield
+
+
 def composed(preset: str, *overrides: str) -> Any:
     """The checked configuration, as `python train/run.py conf=... key=value` has it."""
     with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
@@ -157,12 +170,7 @@ class Bench:
     def front(self, stage: str, *overrides: str, run_dir: Path | None = None) -> None:
         """`python train/run.py stages=[stage] ...` in this process, stopped where training or serving begins."""
         config = composed("tiny_kimi", *self.settings(run_dir or self.sound_run), f"stages=[{stage}]", *overrides)
-        with (
-            mock.patch.object(stages, "run_training", _stop),
-            mock.patch.object(accept, "measure", _stop),
-            mock.patch.object(accept, "measure_served", _stop),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):
+        with guarded(), contextlib.redirect_stdout(io.StringIO()):
             run_pipeline(config)
 
     def settings(self, run_dir: Path) -> list[str]:
@@ -211,7 +219,7 @@ class Bench:
             state = {name: tensor.contiguous() for name, tensor in draft.state_dict().items() if "embed" not in name}
             save_file(state, weights)
             result = TrainResult(1, 0, str(weights), "", {}, {}, 0.0)
-            write_json(Path(job.run_dir) / "result.json", vars(result))
+            write_checked(Path(job.run_dir) / "result.json", vars(result))
             return result
 
         folder = self.folder("trained")
@@ -242,8 +250,8 @@ class Bench:
     def copy_of_run(self, folder: Path) -> Path:
         """A copy of a run folder whose own paths point into the copy."""
         out = self.copy_of(folder)
-        result = read_json(out / "train" / "result.json")
-        write_json(out / "train" / "result.json", {**result, "weights": str(out / "train" / "final.safetensors")})
+        own = {"weights": str(out / "train" / "final.safetensors")}
+        edit_json(out / "train" / "result.json", lambda result: result.update(own))
         return out
 
     def planted_store(self, plant: Callable[[CapturedSample], CapturedSample]) -> Path:
@@ -267,10 +275,11 @@ class Bench:
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a JSON file in place."""
+    """Change a JSON file in place, as if it had been written so: its checksum agrees."""
     data = read_json(path)
+    checked = data.pop(CHECKSUM, None) is not None
     change(data)
-    write_json(path, data)
+    write_json(path, sealed_config(with_checksum(data) if checked else data))
 
 
 def edit_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -278,6 +287,9 @@ def edit_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) 
     tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     change(tensors)
     save_file(tensors, path, metadata={"format": "pt"})
+    if (path.parent / "config.json").exists():  # a served folder, as if it had been exported so
+        config = read_json(path.parent / "config.json")
+        write_json(path.parent / "config.json", sealed_config(config, sha256_file(path)))
 
 
 @contextlib.contextmanager

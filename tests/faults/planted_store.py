@@ -14,7 +14,9 @@ from planted_bench import Bench, Fault, edit_json, refusal, sites
 
 from data_prep.capture.sample import CapturedSample
 from data_prep.store import Store
-from eagle3.shard_file import Shard, ShardFile
+from data_prep.store.seal import write_seal
+from eagle3.atomic import write_json
+from eagle3.shard_file import Shard, ShardFile, find_shards
 
 STAGE = "train, before the first step"
 Plant = Callable[[Bench, CapturedSample], CapturedSample]
@@ -66,7 +68,7 @@ def _two_measured(store: Store) -> tuple[Shard, int, int]:
 
 
 def _swapped_states(bench: Bench, planted: bool) -> str:
-    """Exchange the states of two records in the data file; tokens, sizes and checksums stay."""
+    """Exchange the states of two records in the data file, as if they had been captured so: checksums agree."""
     if not planted:
         return _train_sound(bench)
     store = bench.copy_of(bench.store)
@@ -79,6 +81,24 @@ def _swapped_states(bench: Bench, planted: bool) -> str:
         first, second = (slice(at // 2, at // 2 + rows * file.width) for at in (begin, other))
         states[first], states[second] = states[second].copy(), states[first].copy()
         states.flush()
+    entries = [replace(entry, sha256=file.checksums(place)[1]) for place, entry in enumerate(shard.records)]
+    write_json(shard.path, replace(shard, records=tuple(entries)).to_dict())
+    write_seal(store, find_shards(store))
+    return train(bench, store)
+
+
+def _flipped_bit(bench: Bench, planted: bool) -> str:
+    """One bit of a record that is among those computed again before training."""
+    if not planted:
+        return _train_sound(bench)
+    store = bench.copy_of(bench.store)
+    shard, one, _ = _two_measured(Store.open(store))
+    begin, _end = ShardFile(shard).span(one, "final")
+    with open(str(shard.data), "r+b") as handle:
+        handle.seek(begin)
+        byte = handle.read(1)[0]
+        handle.seek(begin)
+        handle.write(bytes([byte ^ 1]))
     return train(bench, store)
 
 
@@ -206,5 +226,6 @@ FAULTS = [
         ("another text under a record's name", "run the extract stage"),
     ),
     Fault("an extraction that was stopped half-way", STAGE, _unfinished, ("not finished", "run the extract stage")),
-    Fault("a shard cut short", STAGE, _truncated, ("a shard is truncated",)),
+    Fault("a shard cut short", STAGE, _truncated, ("a shard is truncated", "data_prep.store mend")),
+    Fault("one flipped bit in a shard", STAGE, _flipped_bit, ("checksums differ for record", "data_prep.store mend")),
 ]

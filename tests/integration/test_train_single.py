@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from train_toy import TIMES, VD, build_parts, open_source, toy_job
 
+from eagle3.checked_json import read_checked, write_checked
 from eagle3.errors import ConfigError, RedraftError
 from train.batches import StepPlan, pack, read_micro_batches
 from train.engine import build_engine
@@ -164,7 +164,7 @@ def test_other_job_and_other_process_count_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="wiring was"):
         run_training(other)
     marker = tmp_path / "checkpoints" / "step-00000002" / "complete.json"
-    marker.write_text(json.dumps({**json.loads(marker.read_text()), "processes": 2}))
+    write_checked(marker, {**read_checked(marker, ""), "processes": 2})
     with pytest.raises(ConfigError, match=r"another number of processes.*2 then, 1 now.*train\.processes=2"):
         run_training(toy_job(tmp_path, max_steps=2, save_every=1))
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from eagle3.atomic import read_json, sha256_file, sha256_json
+from eagle3.atomic import sha256_file, sha256_json
+from eagle3.checked_json import read_checked
 from eagle3.checkpoint import load_served
 from eagle3.draft import Eagle3Draft
 from eagle3.errors import RedraftError
@@ -30,19 +31,22 @@ from eval.served import count_served, measure_served
 from eval.table import show
 from train.front.console import console, progress_bar
 from train.front.context import Run
+from train.front.model_card import write_card
+from train.front.page_facts import PageFacts, command_line
 from train.front.records import StageRecord, skip
-from train.track import Tracker
+from train.metrics import MetricsLog
 
 PROBED_URL = "http://127.0.0.1:30000"  # of a server started for the probe by the command that an alarm prints
 SECRET = re.compile("TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)  # never printed
+TRAIN_AGAIN = "run the train stage again"
 # Settings of a server that do not bear on what it computes.
-NOT_BEHAVIOUR = ("host", "port", "start_timeout_s", "request_timeout_s", "retries", "log_dir")
+NOT_BEHAVIOUR = ("host", "port", "start_timeout_s", "request_timeout_s", "retries", "outage_s", "log_dir")
 
 
 def predicted_acceptance(run: Run) -> list[float] | None:
     """Per-step conditional accuracies of the last validation; None without a validation split."""
     path = run.run_dir / "train" / "result.json"
-    return read_json(path)["val"].get("acc") if path.exists() else None
+    return read_checked(path, TRAIN_AGAIN)["val"].get("acc") if path.exists() else None
 
 
 def eval_folder(run: Run) -> Path:
@@ -62,15 +66,18 @@ def eval_stage(run: Run) -> dict[str, Any]:
     cfg, folder = run.config.eval, eval_folder(run)
     prompt_sets = read_prompt_sets(cfg.prompt_sets, cfg.max_prompts)
     record = StageRecord(folder / "stage.json", eval_inputs(run, prompt_sets))
-    facts = {"accept length": f"{folder / 'report.html'} (and results.json, table.txt, accept.png beside it)"}
+    facts = {"accept length": folder / "report.html"}
     if not (cfg.engine != "local" and cfg.server.connects) and skip(record):  # a running server may have changed
         show(series_of([AcceptResult.load(folder / "results.json")]), console)
         return facts
+    page_facts = PageFacts.of(run, next_commands(run))
     record.begin()
     result = measure_locally(run, prompt_sets) if cfg.engine == "local" else measure_in_server(run, prompt_sets)
+    page_facts.fill(result)
     write_report(result, folder, console)
-    if has_failures(result):
-        console.print("      some prompts failed: the same command tries their batches again", style="yellow")
+    write_card(run)
+    if result.incomplete:
+        run.incomplete.append(f"{result.incomplete} ({folder / 'table.txt'} says why)")
     else:
         record.finish()
     return facts
@@ -98,11 +105,6 @@ def server_settings(cfg: EvalConfig) -> dict[str, Any]:
     return {**settings, "env": sha256_json(settings["env"])}
 
 
-def has_failures(result: AcceptResult) -> bool:
-    """Whether any prompt is missing from the figures."""
-    return bool(result.plain_failures) or any(one.failures for one in result.served)
-
-
 def common_arguments(run: Run) -> dict[str, Any]:
     """What both measures are told."""
     return {
@@ -111,7 +113,7 @@ def common_arguments(run: Run) -> dict[str, Any]:
         "target": run.config.target.name,
         "draft": str(run.served),
         "predicted_acceptance": predicted_acceptance(run),
-        "commands": ["python " + shlex.join(sys.argv)],
+        "commands": [command_line(sys.argv)],
         "next_commands": next_commands(run),
         "template_kwargs": run.config.data.template_kwargs,
         "log": lambda figures: track(run, figures),
@@ -241,11 +243,17 @@ def probed_server(run: Run) -> list[str]:
 
 
 def track(run: Run, figures: dict[str, float]) -> None:
-    """Add the figures to the training run's own metrics file and tracker run, at its last step."""
+    """Add the figures to the training run's own metrics file, at its last step; the tracker gets them at the end.
+
+    As with the results' folder, one engine's newer figures take the place of its older ones.
+    """
     folder = run.run_dir / "train"
     result = folder / "result.json"
-    step = read_json(result)["steps"] if result.exists() else 0
-    tracker = Tracker(folder, run.config.track, run.config.name, {}, resume_step=step)
+    step = read_checked(result, TRAIN_AGAIN)["steps"] if result.exists() else 0
+    log = MetricsLog(folder / "metrics.jsonl", step)
     named = {name.removeprefix("eval/"): value for name, value in figures.items()}
-    tracker.write({"kind": "eval", "step": step, **named})
-    tracker.close()
+    engine = run.config.eval.engine
+    log.forget(kind="eval", engine=engine)
+    log.write({"kind": "eval", "engine": engine, "step": step, **named})
+    log.sync()
+    log.close()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from data_prep.regenerate.part import whole_lines
 from data_prep.regenerate.report import show_report
 from data_prep.regenerate.run import regenerate
 from data_prep.select.stage import select
 from data_prep.select.table import show_selection
 from eagle3.atomic import sha256_file
-from eagle3.errors import ConfigError, RedraftError
+from eagle3.checked_json import read_checked
+from eagle3.errors import ConfigError, IntegrityError, RedraftError
 from train.front.accept import started_engine
 from train.front.console import console, progress_bar
 from train.front.context import Run
@@ -68,20 +70,37 @@ def regenerate_stage(run: Run) -> dict[str, Any]:
     settings = {name: value for name, value in asdict(cfg).items() if name not in HOW_ASKED}
     inputs = {"regenerate": settings, "conversations": sha256_file(source), "target": run.identity}
     record = StageRecord(out / "stage.json", inputs)
-    if not skip(record):
+    if not (answers_are_whole(out, record) and skip(record)):
         record.begin()
         with source.open("rb") as lines:
             total = sum(1 for _ in lines)
-        with served_target(run) as url, progress_bar("answers", total, "answers") as advance:
-            report = regenerate(cfg, source, out, url, advance, tokenizer=run.tokenizer)
+        with served_target(run) as (url, gone), progress_bar("answers", total, "answers") as advance:
+            report = regenerate(cfg, source, out, url, advance, run.tokenizer, gone)
         show_report(report, console)
         record.finish(answers=report["answers"])
     return {"answers": f"{out / 'answers.jsonl'} (report.json beside it)"}
 
 
+def answers_are_whole(out: Path, record: StageRecord) -> bool:
+    """Whether a finished stage's answers are as they were written; says what is not."""
+    if not record.finished():
+        return True
+    try:
+        wanted = read_checked(out / "report.json", "")["answers"]
+        kept = len(whole_lines(out / "answers.jsonl"))
+    except (IntegrityError, OSError) as err:
+        wanted, kept = 1, 0
+        console.print(f"      runs again: {err}", style="yellow", markup=False)
+    if kept < wanted:
+        console.print(f"      runs again: {kept} of {wanted} answers are as they were written", style="yellow")
+    return bool(kept >= wanted)
+
+
 @contextlib.contextmanager
-def served_target(run: Run) -> Iterator[str]:
+def served_target(run: Run) -> Iterator[tuple[str, Callable[[], str] | None]]:
     """The address of a server of the target alone: the configured one, or one that lives as long as the block.
+
+    Of one started here, also what says why it is dead.
 
     Raises:
         ConfigError: there is none, and the local engine is no server.
@@ -89,7 +108,7 @@ def served_target(run: Run) -> Iterator[str]:
     """
     cfg = run.config.regenerate
     if cfg.url:
-        yield cfg.url
+        yield cfg.url, None
         return
     if run.config.eval.engine == "local":
         raise ConfigError(
@@ -101,4 +120,4 @@ def served_target(run: Run) -> Iterator[str]:
     console.print(f"      starting {run.config.eval.engine} with the target alone")
     engine = started_engine(run, cfg.server_args, run.run_dir / "regenerate")
     with engine.serve(None) as session:
-        yield str(session.facts["url"])
+        yield str(session.facts["url"]), session.gone

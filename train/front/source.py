@@ -17,11 +17,10 @@ from data_prep.prepare import load_prepared
 from data_prep.standardize import FIRST_TAUGHT, TrainingSample, check_length, embedded, shifted, standardize
 from data_prep.store import Store
 from eagle3.errors import DataError, IntegrityError
-from eagle3.shard_file import StatePlace
-from eagle3.state_read import StateReader
+from eagle3.state_read import StateReader, Want
 from eagle3.target_weights import TargetWeights
 from eagle3.wiring import EMBEDDING, Wiring
-from train.decoders import Decoders, Want
+from train.decoders import Decoders
 from train.job import RowShape, SourceFiles
 
 
@@ -137,14 +136,7 @@ class StoreSource:
     def advise(self, index: int) -> None:
         """Have the disk begin to read a sample's states."""
         if not self.files.remote and self.positions[index] >= 0:
-            self._advice.advise([place for place, *_ in self._wants(index)])
-
-    def _wants(self, index: int) -> list[tuple[StatePlace, int | None, int]]:
-        """A sample's stored states: where each lies, its slot among the features (None: teacher), its first row."""
-        names = [(site.name, slot) for slot, site in enumerate(self.wiring.aux) if site != EMBEDDING]
-        wanted = [*((name, slot, 0) for name, slot in names), ("final", None, FIRST_TAUGHT)]
-        position = self._position(index)
-        return [(self.store.place(position, name), slot, first) for name, slot, first in wanted]
+            self._advice.advise(self.store.place(self.positions[index]))
 
     def fill(self, index: int, features: torch.Tensor, teacher: torch.Tensor, decoders: Decoders) -> None:
         """Write the states of one sample, `features` [N, A*H] and `teacher` [N, H], each state straight to its place.
@@ -153,10 +145,12 @@ class StoreSource:
             WiringError, IntegrityError: as `get`.
         """
         slots = features.unflatten(1, (len(self.wiring.aux), self.wiring.hidden_size))  # [N, A, H]
+        sites = [(slot, site) for slot, site in enumerate(self.wiring.aux) if site != EMBEDDING]
         wants: list[Want] = [
-            (place, teacher if slot is None else slots[:, slot], first) for place, slot, first in self._wants(index)
+            *((site.name, slots[:, slot], 0) for slot, site in sites),
+            ("final", teacher, FIRST_TAUGHT),
         ]
-        decoders.read(wants)
+        decoders.read(self.store.place(self._position(index)), wants)
         if EMBEDDING in self.wiring.aux:
             assert self.embedding is not None
             input_ids = torch.from_numpy(self.prepared.tokens(index).astype(np.int64))

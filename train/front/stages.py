@@ -12,17 +12,19 @@ from typing import Any
 
 import torch
 
-from data_prep.prepare import prepare
+from data_prep.prepare import MEND as PREPARE_AGAIN
+from data_prep.prepare import check_files, prepare, read_manifest
 from data_prep.rounds import RoundPlan
 from data_prep.store import Store, StoreManifest
-from data_prep.store.seal import is_sealed
+from data_prep.store.seal import is_sealed, is_whole
 from eagle3.atomic import read_json, sha256_file
 from eagle3.checkpoint import load_state, save_served
 from eagle3.draft import Eagle3Draft
 from eagle3.draft_build import build_draft
 from eagle3.draft_shape import DraftShape
-from eagle3.errors import RedraftError
+from eagle3.errors import IntegrityError, RedraftError
 from eagle3.place import list_files, remove
+from eagle3.safetensors_files import read_all
 from eagle3.sizes import size_text
 from eagle3.state_codec import ROUNDING
 from eagle3.target_identity import TargetIdentity
@@ -33,6 +35,7 @@ from train.front.console import console, progress_bar
 from train.front.context import Run
 from train.front.draft_shape import target_shape
 from train.front.extraction import Work, run_extraction
+from train.front.model_card import write_card
 from train.front.records import StageRecord, skip, source_fingerprint
 from train.front.rounds import MARKER as ROUNDS_MARKER
 from train.front.rounds import Rounds, check_rounds, rounds_of
@@ -52,7 +55,7 @@ def prepare_stage(run: Run) -> dict[str, Any]:
         "template": run.renderer.template_hash,
     }
     record = StageRecord(run.prepared / "stage.json", inputs)
-    if not skip(record):
+    if not (prepared_is_whole(run, record) and skip(record)):
         record.begin()
         with progress_bar("conversations", data.max_samples or None, "records") as advance:
             manifest = prepare(data, run.tokenizer, run.prepared, advance)
@@ -61,11 +64,30 @@ def prepare_stage(run: Run) -> dict[str, Any]:
     return {"tokens and masks": run.prepared}
 
 
+def prepared_is_whole(run: Run, record: StageRecord) -> bool:
+    """Whether every file of a finished stage is as it was written; says what is not."""
+    if not record.finished():
+        return True
+    try:
+        for split in ("train", "val"):
+            check_files(run.prepared, split)
+    except IntegrityError as err:
+        again(err.what, err.where)
+        return False
+    return True
+
+
+def again(what: str, where: str) -> None:
+    """Say that a finished stage runs once more since its output was damaged."""
+    console.print(f"      runs again: {what} [{where}]", style="yellow", markup=False)
+
+
 def report_prepared(manifest: dict[str, Any]) -> None:
     """Counts of a prepared set, and which records were left out."""
     for split in ("train", "val"):
         counts = manifest["counts"][split]
-        console.print(f"      {split}: " + ", ".join(f"{value:,} {name}" for name, value in counts.items()))
+        told = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items())
+        console.print(f"      {split}: {told}")
     skipped = manifest["counts"]["skipped"]
     if skipped:
         first = manifest["skipped"][0]
@@ -74,7 +96,8 @@ def report_prepared(manifest: dict[str, Any]) -> None:
 
 def prepared_manifest(run: Run) -> dict[str, Any]:
     """What `prepare` wrote, refused when missing."""
-    return read_json(run.prepared / "manifest.json", mend="run the prepare stage first")
+    there = (run.prepared / "manifest.json").exists()
+    return read_manifest(run.prepared, PREPARE_AGAIN if there else "run the prepare stage first")
 
 
 def check_tokenizer(run: Run, prepared: dict[str, Any]) -> None:
@@ -116,7 +139,7 @@ def extract_stage(run: Run) -> dict[str, Any]:
     prepared = prepared_manifest(run)
     check_tokenizer(run, prepared)
     record = extract_record(run, prepared)
-    if not skip(record):
+    if not (is_whole(run.store) and skip(record)):
         rounds = rounds_of(run)
         if rounds is not None:
             check_rounds(run, rounds)
@@ -161,7 +184,7 @@ def train_stage(run: Run) -> dict[str, Any]:
     """Hidden states -> trained draft, under DeepSpeed."""
     folder = run.run_dir / "train"
     record = StageRecord(folder / "stage.json", train_inputs(run))
-    if not skip(record):
+    if not (trained_is_whole(folder, record) and skip(record)):
         prepared = prepared_manifest(run)
         there = extract_record(run, prepared).finished() or (
             "extract" not in run.config.stages and is_sealed(run.store)
@@ -174,11 +197,26 @@ def train_stage(run: Run) -> dict[str, Any]:
         else:
             result = train_in_rounds(run, rounds, prepared, record, folder)
         record.finish(steps=result.steps, val=result.val)
-    result = read_json(folder / "result.json")
-    facts = {"trained weights": result["weights"], "training metrics": result["metrics"]}
+    trained = TrainResult.read(folder / "result.json")
+    facts: dict[str, Any] = {"trained weights": trained.weights, "training metrics": trained.metrics}
     if (folder / "wandb").exists():
-        facts["wandb"] = f"{folder / 'wandb'} (an offline run goes online with `wandb sync` on its folder)"
+        facts["wandb"] = f"{folder / 'wandb'} (offline; `wandb sync` takes it online)"
     return facts
+
+
+def trained_is_whole(folder: Path, record: StageRecord) -> bool:
+    """Whether a finished training's weights are as they were written; else they come from the newest checkpoint."""
+    if not record.finished():
+        return True
+    try:
+        trained = TrainResult.read(folder / "result.json")
+    except IntegrityError as err:
+        again(err.what, err.where)
+        return False
+    damage = trained.damage()
+    if damage:
+        again("the trained weights are damaged", f"{trained.weights}: {damage}")
+    return not damage
 
 
 def train_in_rounds(
@@ -248,9 +286,12 @@ def train_job(run: Run, folder: Path) -> TrainJob:
 
 def export_stage(run: Run) -> dict[str, Any]:
     """Trained weights -> the folder an engine serves, read back before it takes its name."""
-    from safetensors.torch import load_file
-
-    weights = Path(read_json(run.run_dir / "train" / "result.json", mend="run the train stage first")["weights"])
+    there = (run.run_dir / "train" / "result.json").exists()
+    mend = "run the train stage again: it goes on from the newest checkpoint" if there else "run the train stage first"
+    trained = TrainResult.read(run.run_dir / "train" / "result.json", mend)
+    weights = Path(trained.weights)
+    if trained.damage():
+        raise IntegrityError("the trained weights are damaged", where=str(weights), why=trained.damage(), mend=mend)
     check_trained(run)
     inputs = {"weights": sha256_file(weights), "export": asdict(run.config.export), "wiring": run.wiring.to_dict()}
     record = StageRecord(run.run_dir / "export.json", inputs)
@@ -260,7 +301,7 @@ def export_stage(run: Run) -> dict[str, Any]:
         draft = build_draft(shape)
         with torch.no_grad():
             draft.embed_tokens.weight.copy_(run.weights.embedding())
-        load_state(draft, load_file(weights), str(weights))
+        load_state(draft, read_all(weights, mend), str(weights))
         export = run.config.export
         save_served(
             run.served,
@@ -273,7 +314,8 @@ def export_stage(run: Run) -> dict[str, Any]:
             with_embedding=export.with_embedding,
         )
         record.finish()
-    return {"served draft": run.served}
+    write_card(run)
+    return {"served draft": f"{run.served} (README.md in it is its model card)"}
 
 
 def check_trained(run: Run) -> None:
@@ -297,4 +339,10 @@ def export_vocab(run: Run, draft: Eagle3Draft) -> Any:
     built = run.run_dir / "train" / "draft_vocab.safetensors"
     if run.config.draft.warm_start or not built.exists():
         return vocab_from_maps(draft.d2t, draft.t2d, str(built))
-    return load_vocab(built)
+    try:
+        return load_vocab(built)
+    except IntegrityError as err:
+        if not (run.prepared / "manifest.json").exists():
+            raise
+        again(err.what, err.where)
+        return load_vocab(draft_vocab_file(run))

@@ -11,7 +11,7 @@ import pytest
 from data_tokenizers import CHATML, make_tokenizer
 
 from data_prep.config import DataConfig
-from data_prep.prepare import count_supervised, in_validation, load_prepared, prepare
+from data_prep.prepare import count_supervised, in_validation, load_prepared, prepare, read_manifest
 from data_prep.render import NothingToLearnError
 from eagle3.errors import DataError, IntegrityError
 
@@ -37,7 +37,7 @@ def test_rows_and_manifest(tmp_path: Path) -> None:
     steps: list[int] = []
     cfg = config(tmp_path, [talk(i) for i in range(40)], val_fraction=0.25)
     manifest = prepare(cfg, TOKENIZER, tmp_path / "out", steps.append)
-    assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest == read_manifest(tmp_path / "out")
     train, val = load_prepared(tmp_path / "out", "train"), load_prepared(tmp_path / "out", "val")
     assert sum(steps) == 40 == len(train) + len(val) and 3 <= len(val) <= 20
     assert sorted([*train["record_id"], *val["record_id"]]) == sorted(f"r{i}" for i in range(40))
@@ -109,7 +109,7 @@ def test_failure_leaves_the_older_folder(tmp_path: Path) -> None:
     manifest = prepare(config(tmp_path, [talk(i) for i in range(3)]), TOKENIZER, tmp_path / "out")
     with pytest.raises(DataError, match="record 2"):
         prepare(config(tmp_path, [talk(0), {"id": "bad"}]), TOKENIZER, tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
+    assert read_manifest(tmp_path / "out") == manifest
     assert not [p for p in tmp_path.iterdir() if p.name.endswith(".tmp")]
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data_prep.capture.sample import CapturedSample
 from data_prep.store import Store, StoreManifest, StoreWriter
+from data_prep.store.__main__ import main
 from eagle3.errors import IntegrityError, RedraftError
+from eagle3.shard_file import Shard, ShardFile
 
 Maker = Callable[..., CapturedSample]
 
@@ -31,7 +35,8 @@ def test_a_truncated_shard_is_found_at_open(store: Path, manifest: StoreManifest
     size = data.stat().st_size
     with open(data, "r+b") as handle:
         handle.truncate(size - 1)
-    words = rf"truncated.*shard-0-00001.*{size - 1} bytes where {size} were written.*2 records: r2, r3.*To mend: delete"
+    said = rf"{size - 1} bytes where {size} were written.*2 records: r2, r3"
+    words = rf"truncated.*shard-0-00001.*{said}.*To mend: run python -m data_prep.store mend"
     with pytest.raises(IntegrityError, match=words):
         Store.open(store)
     with pytest.raises(IntegrityError, match=words):
@@ -59,7 +64,13 @@ def test_a_missing_shard_is_found_at_open(store: Path, suffix: str) -> None:
 def test_an_edited_sidecar_is_found_at_open(store: Path) -> None:
     sidecar = store / "shard-0-00001.json"
     sidecar.write_text(sidecar.read_text().replace('"r2"', '"rX"'))
-    with pytest.raises(IntegrityError, match="sidecar was changed"):
+    with pytest.raises(IntegrityError, match=r"does not fit its checksum; it holds 2 records: rX, r3"):
+        Store.open(store)
+    told = json.loads(sidecar.read_text())
+    del told["checksum"]  # as older versions wrote it: then the seal knows
+    told["records"][0]["id"] = "r2"
+    sidecar.write_text(json.dumps(told))
+    with pytest.raises(IntegrityError, match=r"sidecar was changed.*2 records: r2, r3"):
         Store.open(store)
 
 
@@ -77,6 +88,10 @@ def test_every_flipped_bit_is_laid_at_its_record(store: Path) -> None:
         opened = Store.open(store)  # open reads no states
         with pytest.raises(IntegrityError, match=rf"damaged.*shard-0-00001.*1 of 2 records: {record}\."):
             opened.verify()
+        with pytest.raises(IntegrityError, match=rf"damaged.*shard-0-00001.*checksums differ for record {record}"):
+            _ = opened[int(record[1:])]
+        other = opened[5 - int(record[1:])]  # the other one of the shard is whole
+        assert other.record_id == f"r{5 - int(record[1:])}"
 
 
 def test_deleting_a_damaged_shard_costs_only_its_records(
@@ -144,3 +159,63 @@ def test_a_folder_that_cannot_be_written_gives_one_line(tmp_path: Path, manifest
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RedraftError, match="cannot write the store"):
         StoreWriter(tmp_path / "file", manifest, 9)
+
+
+def test_the_mend_removes_what_is_damaged_and_nothing_else(
+    store: Path, manifest: StoreManifest, make_sample: Maker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(store)]) == 0
+    whole = {path.name: path.read_bytes() for path in store.iterdir() if path.is_file()}
+    data = store / "shard-0-00001.safetensors"
+    data.write_bytes(whole[data.name][:-1] + bytes([whole[data.name][-1] ^ 1]))
+    assert main(["check", str(store)]) == 1
+    assert "1 of 2 records: r3" in capsys.readouterr().out and data.exists()
+    assert main(["mend", str(store)]) == 0
+    assert {path.name for path in store.glob("*.*")} == set(whole) - {data.name, "shard-0-00001.json", "complete.json"}
+    with StoreWriter(store, manifest, 9) as writer:
+        for name in ("r2", "r3"):
+            writer.append(make_sample(name, 5))
+        assert writer.finalize(expected=[f"r{i}" for i in range(6)])
+    assert main(["check", str(store)]) == 0
+    assert (store / "shard-0-00003.safetensors").read_bytes() == whole[data.name]
+
+
+def test_a_shard_of_another_store_is_refused(
+    tmp_path: Path, store: Path, manifest: StoreManifest, make_sample: Maker
+) -> None:
+    other = replace(manifest, target={**manifest.target, "weights_fingerprint": "bb"})
+    with StoreWriter(tmp_path / "other", other, 9) as writer:
+        for i in range(6):
+            writer.append(make_sample(f"r{i}", 5, seed=1))
+        writer.finalize()
+    for suffix in ("json", "safetensors"):
+        (store / f"shard-0-00001.{suffix}").write_bytes((tmp_path / f"other/shard-0-00001.{suffix}").read_bytes())
+    (store / "complete.json").unlink()  # a store that is filled in rounds has none
+    with pytest.raises(IntegrityError, match=r"a shard of another store.*shard-0-00001.*r2, r3"):
+        Store.open(store, unfinished=True)
+    with pytest.raises(IntegrityError, match="a shard of another store"):
+        StoreWriter(store, manifest, 9)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", ""])
+def test_a_sidecar_that_leads_out_of_its_folder_is_refused(store: Path, name: str) -> None:
+    sidecar = store / "shard-0-00001.json"
+    told = json.loads(sidecar.read_text())
+    del told["checksum"]
+    sidecar.write_text(json.dumps({**told, "data_name": name}))
+    with pytest.raises(IntegrityError, match="is no name of a file beside it"):
+        Shard.read(sidecar)
+
+
+def test_sizes_that_cannot_be_are_refused_before_memory_is_taken(store: Path) -> None:
+    sidecar = store / "shard-0-00001.json"
+    told = json.loads(sidecar.read_text())
+    del told["checksum"]
+    for changed in ({"header_bytes": 1 << 60}, {"bytes": -1}, {"bytes": "9"}):
+        sidecar.write_text(json.dumps({**told, **changed}))
+        with pytest.raises(IntegrityError, match="not a shard's sidecar"):
+            Shard.read(sidecar)
+    told["records"][0]["tokens"] = 1 << 50
+    sidecar.write_text(json.dumps(told))
+    with pytest.raises(IntegrityError, match=r"cannot be read.*outside the file.*record r2"):
+        ShardFile(Shard.read(sidecar)).record(0, ["final"])

@@ -214,19 +214,30 @@ def test_small_bound_still_reads_one_beside_the_one_in_use(stores: dict[str, Pat
 
 
 def damaged(path: Path, codec: str) -> tuple[str, str]:
-    """Cut the data file of record r09 short, or spoil its frame; its shard and the record that shows it."""
+    """Cut the data file of record r09 short, spoil a frame, or flip one bit of it; its shard and the record."""
     store = Store.open(path, wiring=wiring())
-    place = store.place(9, "layer_1")
+    place = store.place(9)
+    begin, end = place.states["layer_1"][0]
     if codec == "raw":
-        os.truncate(place.path, place.spans[0][0] + 10)
-    else:
+        os.truncate(place.path, begin + 10)
+    elif codec == "lossless":
         with open(place.path, "r+b") as file:
-            file.seek(place.spans[0][0])
+            file.seek(begin)
             file.write(bytes(12))
+    else:
+        flip(place.path, end - 1)
     return place.path, "r09"
 
 
-@pytest.mark.parametrize("codec", ["raw", "lossless"])
+def flip(path: str, at: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("codec", ["raw", "lossless", "fp8", "int8"])
 def test_damage_is_told_in_the_same_words_by_thread_and_worker(tmp_path: Path, codec: str) -> None:
     make_store(tmp_path / "store", codec)
     loaders = [open_loader(tmp_path / "store", loader_workers=count, global_batch_size=1) for count in (0, 1)]
@@ -241,7 +252,28 @@ def test_damage_is_told_in_the_same_words_by_thread_and_worker(tmp_path: Path, c
         loader.close()
         told.append(str(caught.value))
     assert told[0] == told[1] and "\n" not in told[0]
-    assert path in told[0] and f"layer_1 of record {record}" in told[0] and "extract stage" in told[0]
+    assert path in told[0] and f"record {record}" in told[0] and "extract stage" in told[0]
+
+
+@pytest.mark.parametrize("codec", ["raw", "lossless", "fp8", "int8"])
+def test_no_flipped_bit_of_a_record_reaches_a_batch(tmp_path: Path, codec: str) -> None:
+    make_store(tmp_path / "store", codec)
+    source, region = open_source(tmp_path / "store"), Region(100)
+    rows = torch.empty(source.lengths[9], 4 * 32, dtype=torch.bfloat16)
+    place = source.store.place(9)
+    reader = Decoders(0, region, False)
+    source.fill(9, rows[:, :96], rows[:, 96:], reader)
+    for begin, end in [*(span for spans in place.states.values() for span in spans), *place.tail]:
+        for at in (begin, (begin + end) // 2, end - 1):
+            flip(place.path, at)
+            with pytest.raises(IntegrityError, match="record r09"):
+                source.fill(9, rows[:, :96], rows[:, 96:], reader)
+            with pytest.raises(IntegrityError, match="record r09"):
+                source.get(9)
+            flip(place.path, at)
+    flip(place.path, place.tail[1][0])
+    with pytest.raises(IntegrityError, match="checksums differ for record r09"):
+        source.tokens(9)
 
 
 def test_worker_that_dies_is_told_in_one_line(stores: dict[str, Path]) -> None:
@@ -337,11 +369,13 @@ def test_token_outside_the_embedding_is_refused_alike(stores: dict[str, Path]) -
 
 
 def test_rows_of_another_width_or_number_are_refused(stores: dict[str, Path]) -> None:
-    place = open_source(stores["raw"], embedding=False).store.place(3, "final")
+    place = open_source(stores["raw"], embedding=False).store.place(3)
     with pytest.raises(IntegrityError, match=r"final of record r03: bfloat16 of width 32"):
-        StateReader().read(place, torch.empty(place.tokens, 33, dtype=torch.bfloat16))
+        StateReader().read(place, [("final", torch.empty(place.tokens, 33, dtype=torch.bfloat16), 0)])
     with pytest.raises(IntegrityError, match=r"final of record r03"):
-        StateReader().read(place, torch.empty(place.tokens, 32, dtype=torch.bfloat16), first=1)
+        StateReader().read(place, [("final", torch.empty(place.tokens, 32, dtype=torch.bfloat16), 1)])
+    with pytest.raises(IntegrityError, match=r"no layer_9 of record r03"):
+        StateReader().read(place, [("layer_9", torch.empty(place.tokens, 32, dtype=torch.bfloat16), 0)])
 
 
 @given(
