@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_toy import build_parts, toy_job, worker_environment
+from train_toy import FITTED, toy_job, worker_environment
 
 from eagle3.errors import ConfigError
 from train.launch import run_training
 from train.metrics import read_metrics
-from train.model import TrainParts
 
 RECIPE: dict[str, Any] = {
     "feature_noise": 0.3,
@@ -22,14 +21,6 @@ RECIPE: dict[str, Any] = {
     "decay_ratio": 0.5,
     "step_weights": [1.0, 0.5, 0.0],
 }
-
-
-FITTED = "test_train_options:fitted_parts"
-
-
-def fitted_parts() -> TrainParts:
-    """The toy's parts with a start that is still to be fitted."""
-    return replace(build_parts(), fit_rows=40)
 
 
 @pytest.fixture(autouse=True)

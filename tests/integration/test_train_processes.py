@@ -8,17 +8,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_toy import TIMES, toy_job, worker_environment
+from train_toy import FITTED, TIMES, toy_job, worker_environment
 
 from eagle3.errors import RedraftError
+from train.job import TrainJob
 from train.launch import run_training
 from train.metrics import read_metrics
+
+
+def job(folder: Path, **settings: Any) -> TrainJob:
+    """The toy job with a fitted start: the fit, too, must be the same for any number of processes."""
+    return replace(toy_job(folder, **settings), model=FITTED)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -38,7 +45,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in worker_environment().items():
             patch.setenv(name, value)
-        run_training(toy_job(folder, zero_stage=2, processes=2))
+        run_training(job(folder, zero_stage=2, processes=2))
     return folder
 
 
@@ -46,7 +53,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same job in one process."""
     folder = tmp_path_factory.mktemp("one")
-    run_training(toy_job(folder))
+    run_training(job(folder))
     return folder
 
 
@@ -70,7 +77,7 @@ def test_two_processes_draw_the_curve_of_one(one: Path, two: Path) -> None:
 
 
 def test_two_partitioned_processes_draw_the_curve_of_one(one: Path, tmp_path: Path) -> None:
-    run_training(toy_job(tmp_path, zero_stage=3, processes=2))
+    run_training(job(tmp_path, zero_stage=3, processes=2))
     assert_same_curve(one, tmp_path)
 
 
@@ -102,7 +109,7 @@ def _wait_for(what: Any, seconds: float = 400) -> None:
 
 
 def test_killed_training_takes_its_workers_along_and_goes_on_bit_for_bit(two: Path, tmp_path: Path) -> None:
-    toy_job(tmp_path, zero_stage=2, processes=2, save_every=2, source={"wait": 0.15}).save(tmp_path / "asked.json")
+    job(tmp_path, zero_stage=2, processes=2, save_every=2, source={"wait": 0.15}).save(tmp_path / "asked.json")
     code = (
         "from pathlib import Path; from train.job import TrainJob; from train.launch import run_training\n"
         f"run_training(TrainJob.load(Path({str(tmp_path / 'asked.json')!r})))"
@@ -117,7 +124,7 @@ def test_killed_training_takes_its_workers_along_and_goes_on_bit_for_bit(two: Pa
         parent.wait()
     _wait_for(lambda: not any(map(_alive, workers)), 60)
     assert not (tmp_path / "final.safetensors").exists()
-    result = run_training(toy_job(tmp_path, zero_stage=2, processes=2))
+    result = run_training(job(tmp_path, zero_stage=2, processes=2))
     assert result.resumed_from in (2, 4)
     assert rows(tmp_path) == rows(two)
     a, b = load_file(tmp_path / "final.safetensors"), load_file(two / "final.safetensors")

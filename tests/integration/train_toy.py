@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from train.losses import TeacherHead
 from train.model import TrainParts
 
 H, V, VD, AUX = 16, 40, 24, 3
+FITTED = "train_toy:fitted_parts"  # another model for a job
 TIMES = ("seconds", "data_wait")  # fields of a metrics row that no two runs share
 SHAPE = DraftShape(
     hidden_size=H,
@@ -87,6 +89,11 @@ def build_parts(seed: int = 0) -> TrainParts:
     draft.d2t.copy_(kept - torch.arange(VD))
     draft.t2d.zero_()[kept] = True
     return TrainParts(draft, TeacherHead(torch.rand(H) + 0.5, torch.randn(V, H), 1e-6))
+
+
+def fitted_parts() -> TrainParts:
+    """The same with a start that is still to be fitted."""
+    return replace(build_parts(), fit_rows=40)
 
 
 def toy_job(folder: Path, *, source: dict[str, Any] | None = None, **settings: Any) -> TrainJob:
