@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from train.terminal import INDENT, StageConsole
 from train.waits import ALLOWED
 
 LINE_EVERY = 30.0  # seconds between lines where there is no terminal
+BESIDE_A_BAR = 72  # columns of the counts, the figures and the time left
 
 
 class TrainProgress:
@@ -23,14 +25,14 @@ class TrainProgress:
         console: where to write; None shows nothing (all ranks but the first).
     """
 
-    def __init__(self, done: int, total: int, console: Console | None) -> None:
-        self.console, self.total, self._rows, self._seconds = console, total, 0, 0.0
+    def __init__(self, done: int, total: int, console: StageConsole | None) -> None:
+        self.console, self.total, self._rows, self._seconds, self._steps = console, total, 0, 0.0, 0
         self._bar: Progress | None = None
         self._last_line = float("-inf")
-        if console is not None and console.is_terminal:
+        if console is not None and console.shows_bars:
             self._bar = Progress(
-                TextColumn("train"),
-                BarColumn(),
+                TextColumn(INDENT + "step", markup=False),
+                BarColumn(bar_width=console.bar_width(BESIDE_A_BAR)),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[note]}"),
                 TimeRemainingColumn(),
@@ -51,19 +53,26 @@ class TrainProgress:
 
     def step(self, done: int, row: dict[str, Any], rows: int, seconds: float, waiting: float = 0.0) -> None:
         """Show that `done` steps are done, the last of `rows` positions in `seconds`; `waiting`: for data, a share."""
-        self._rows, self._seconds = self._rows + rows, self._seconds + seconds
+        self._rows, self._seconds, self._steps = self._rows + rows, self._seconds + seconds, self._steps + 1
         if self.console is None:
             return
         rate = self._rows / max(self._seconds, 1e-9)
-        note = f"loss {row['loss']:.4f}  acc {row['acc'][0]:.1%}  {rate:,.0f} tokens/s"
-        note += f"  waiting for data {waiting:.0%}" if waiting > ALLOWED else ""
+        loss, acc = row["loss"], row["acc"][0]
         if self._bar:
-            self._bar.update(self._task, completed=done, note=note)
+            told = f"waits {waiting:.0%}" if waiting > ALLOWED else f"acc {acc:.1%}"  # both would not fit
+            self._bar.update(self._task, completed=done, note=f"loss {loss:.2f} {told} {rate:,.0f} tok/s")
         elif time.monotonic() - self._last_line > LINE_EVERY or done == self.total:
             self._last_line = time.monotonic()
-            self.console.print(f"train: step {done}/{self.total}  {note}", highlight=False)
+            line = f"step {done:,} of {self.total:,}: loss {loss:.4f}, accuracy {acc:.1%}, {rate:,.0f} tokens/s"
+            line += f", waiting for data {waiting:.0%}" if waiting > ALLOWED else ""
+            self.console.print(f"{INDENT}{line}{self._left(done)}")
+
+    def _left(self, done: int) -> str:
+        """Time left at the mean pace so far, validations and checkpoints not counted."""
+        seconds = (self.total - done) * self._seconds / max(self._steps, 1)
+        return f", {timedelta(seconds=round(seconds))} left" if done < self.total else ""
 
     def say(self, line: str) -> None:
-        """Print a line above the bar."""
+        """Print a line above the bar, under the stage's heading."""
         if self.console is not None:
-            self.console.print(line, highlight=False, soft_wrap=True)
+            self.console.print(f"{INDENT}{line}")

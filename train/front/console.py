@@ -1,4 +1,4 @@
-"""What the terminal shows: one console, stage headings, progress with rate and time left."""
+"""What the terminal shows: one console, progress with rate and time left, paths as short as they can be."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-console = Console(highlight=False)
+from train.terminal import INDENT, StageConsole, seconds_text
+
+console = StageConsole()
+BESIDE_A_BAR = 68  # columns of the label, the counts, the rate and the time left
 
 
 class RateColumn(ProgressColumn):
@@ -26,7 +28,12 @@ class RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         """The task's own estimate of its speed."""
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f} {self.unit}/s", style="progress.data.speed")
+        return Text("" if speed is None else f"{rate_text(speed)} {self.unit}/s", style="progress.data.speed")
+
+
+def rate_text(rate: float) -> str:
+    """Units a second: whole from ten up."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
 @contextlib.contextmanager
@@ -38,12 +45,14 @@ def progress_bar(label: str, total: int | None, unit: str) -> Iterator[Callable[
         total: units in all, or None when unknown.
         unit: what is counted ("tokens", "records").
     """
-    if not console.is_terminal:
-        yield LoggedProgress(label, total, unit).advance
+    if not console.shows_bars:
+        logged = LoggedProgress(label, total, unit)
+        yield logged.advance
+        logged.end()
         return
     columns = (
-        TextColumn("      {task.description}"),
-        BarColumn(bar_width=24),
+        TextColumn(INDENT + "{task.description}", markup=False),
+        BarColumn(bar_width=console.bar_width(BESIDE_A_BAR)),
         MofNCompleteColumn(),
         RateColumn(unit),
         TimeRemainingColumn(),
@@ -54,7 +63,7 @@ def progress_bar(label: str, total: int | None, unit: str) -> Iterator[Callable[
 
 
 class LoggedProgress:
-    """Progress for output that is no terminal: one line every `EVERY` seconds, and one at the end."""
+    """Progress for output that is no terminal: one line every `EVERY` seconds, and one at the end (`end`)."""
 
     EVERY = 20.0
 
@@ -67,14 +76,23 @@ class LoggedProgress:
         """Count `count` more units."""
         self.done += count
         now = time.monotonic()
-        if self.done == self.total or now - self.told >= self.EVERY:
+        if now - self.told >= self.EVERY and self.done != self.total:
             self.told = now
-            rate = self.done / max(now - self.started, 1e-9)
-            line = f"      {self.label}: {self.done:,}"
-            if self.total:
-                left = timedelta(seconds=round((self.total - self.done) / rate)) if rate else "?"
-                line += f" of {self.total:,} {self.unit}, {rate:,.{0 if rate >= 10 else 1}f}/s, {left} left"
-            console.print(line, soft_wrap=True)
+            rate = self._rate(now)
+            left = f", {timedelta(seconds=round((self.total - self.done) / rate))} left" if self.total and rate else ""
+            self._say(f"{rate_text(rate)}/s{left}")
+
+    def end(self) -> None:
+        """Say what was done in all, and how long it took."""
+        now = time.monotonic()
+        self._say(f"{rate_text(self._rate(now))}/s, {seconds_text(now - self.started)}")
+
+    def _rate(self, now: float) -> float:
+        return self.done / max(now - self.started, 1e-9)
+
+    def _say(self, rest: str) -> None:
+        count = f"{self.done:,}" + (f" of {self.total:,}" if self.total else "")
+        console.print(f"{INDENT}{self.label}: {count} {self.unit}, {rest}")
 
 
 def shown_path(path: Path | str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.atomic import read_json
+from eagle3.redact import hidden_words
 from eval.results import AcceptResult
 from eval.training import Training, training_of
 from train.front.console import shown_path
@@ -79,7 +80,7 @@ def _commit(version: str | None, git: dict[str, Any]) -> str:
 
 def command_line(arguments: list[str]) -> str:
     """The command as it would be typed again, from the same folder."""
-    program, *rest = arguments
+    program, *rest = hidden_words(arguments)
     return shlex.join(["python", shown_path(program), *rest])
 
 
