@@ -40,6 +40,11 @@ from eagle3.errors import RedraftError
 from eagle3.target_weights import TargetWeights
 from eagle3.wiring import Wiring
 
+EXAMPLES = """
+python -m benchmarks.extract --threads 1 --documents 12
+python -m benchmarks.extract --target TARGET --prepared RUN/prepared/train --device cuda --codecs raw int8 --writers 1 2
+"""
+
 
 def random_target(hidden: int, layers: int, vocab: int) -> nn.Module:
     """A random LlamaForCausalLM: heads of 64, an MLP of 3 H."""
@@ -158,7 +163,11 @@ class Extraction:
         self.runs += 1
         done = extract(self.prepared, self.capture, store, self.manifest, *self.sizes, writing=self.writing)
         if not done.complete or done.records != len(self.prepared):
-            raise RedraftError("the extraction is not whole", why=f"{done.records} of {len(self.prepared)} records")
+            raise RedraftError(
+                "the extraction is not whole",
+                why=f"{done.records} of {len(self.prepared)} records",
+                mend="run it again",
+            )
 
     def clear(self) -> None:
         """Note the size of the last store, and remove all of them."""
@@ -259,7 +268,11 @@ def ratio(pair: dict[str, Any]) -> str:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m benchmarks.extract", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(
+        prog="python -m benchmarks.extract",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--target", type=Path, help="a Hugging Face folder; a small random Llama without it")
     parser.add_argument("--prepared", type=Path, help="a prepared split of that target; random tokens without it")

@@ -41,7 +41,11 @@ class FillStore:
     def __call__(self) -> None:
         done = extract(self.prepared, self.capture, self.path, self.manifest, *self.sizes)
         if not done.complete or done.records != len(self.prepared):
-            raise RedraftError("the extraction is not whole", why=f"{done.records} of {len(self.prepared)} records")
+            raise RedraftError(
+                "the extraction is not whole",
+                why=f"{done.records} of {len(self.prepared)} records",
+                mend="run it again",
+            )
 
     def clear(self) -> int:
         """Remove the store; the bytes of its shards."""

@@ -44,6 +44,12 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", 
 ACCUMULATION, STEPS = 2, 2
 
 
+EXAMPLES = """
+python -m benchmarks.memory
+python -m benchmarks.memory --hidden 512 --rows 1024 --vocab 16384 --stages 0 2 --processes 2
+"""
+
+
 @dataclass(frozen=True)
 class Case:
     """One row of the table.
@@ -205,7 +211,9 @@ def measure(case: Case) -> int:
         out, err = worker.communicate()
         if worker.returncode:
             last = (err.strip().splitlines() or ["no word"])[-1]
-            raise RedraftError("a measured process failed", where=str(case), why=last)
+            raise RedraftError(
+                "a measured process failed", where=str(case), why=last, mend="run it alone to see all of its words"
+            )
         peaks.append(json.loads(out.strip().splitlines()[-1])["peak"])
     return max(peaks)
 
@@ -255,18 +263,24 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m benchmarks.memory", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(
+        prog="python -m benchmarks.memory",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
     parser.add_argument("--hidden", type=int, nargs="+", default=[512, 1024], help="one a size")
     parser.add_argument("--vocab", type=int, nargs="+", default=[16384, 16384], help="the target's, one a size")
     parser.add_argument("--rows", type=int, nargs="+", default=[1024, 512], help="of a micro-batch, one a size")
     parser.add_argument("--vocab-share", type=int, nargs="+", default=[4], help="Vd = V / this")
-    parser.add_argument("--documents", type=int, default=2)
-    parser.add_argument("--kinds", nargs="+", default=["llama"], choices=["llama", "mla"])
+    parser.add_argument("--documents", type=int, default=2, help="of a micro-batch")
+    parser.add_argument("--kinds", nargs="+", default=["llama"], choices=["llama", "mla"], help="of draft")
     parser.add_argument("--steps", type=int, nargs="+", default=[4], help="unrolled steps K")
-    parser.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3])
-    parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--recompute", type=int, nargs="+", default=[0], choices=[0, 1])
+    parser.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3], help="train.zero_stage")
+    parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=["float32", "bfloat16"], help="train.dtype")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="train.processes")
+    parser.add_argument(
+        "--recompute", type=int, nargs="+", default=[0], choices=[0, 1], help="compute steps again in backward"
+    )
     parser.add_argument("--chunk", type=int, default=1024, help="train.head_chunk")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for memory.txt and memory.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)

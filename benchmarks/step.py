@@ -36,6 +36,12 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2e-2}  # relative, on
 SIDES = ("plain", "redraft")
 
 
+EXAMPLES = """
+python -m benchmarks.step
+python -m benchmarks.step --steps 3 7 --lengths 256 512 --device cuda
+"""
+
+
 @dataclass(frozen=True)
 class Case:
     """One row of the table.
@@ -182,7 +188,12 @@ def memory(case: Case, side: str) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise RedraftError("the memory run failed", where=f"{side}, {case.steps} steps", why=last)
+        raise RedraftError(
+            "the memory run failed",
+            where=f"{side}, {case.steps} steps",
+            why=last,
+            mend="run it alone to see all of its words",
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -237,15 +248,19 @@ def as_table(rows: list[dict[str, Any]], facts: dict[str, Any]) -> Table:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m benchmarks.step", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(
+        prog="python -m benchmarks.step",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", choices=["auto", *TOLERANCE], help="auto: bfloat16 on a GPU")
     parser.add_argument("--steps", type=int, nargs="+", default=[3, 7], help="unrolled steps K")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512], help="rows of a document")
     parser.add_argument("--documents", type=int, default=2, help="documents of a batch")
-    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--hidden", type=int, default=256, help="width of the target")
     parser.add_argument("--vocab", type=int, default=16384, help="the target's vocabulary")
-    parser.add_argument("--draft-vocab", type=int, default=4096)
+    parser.add_argument("--draft-vocab", type=int, default=4096, help="tokens the draft knows")
     parser.add_argument("--supervised", type=float, default=0.5, help="share of the rows to be learnt")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for step.txt and step.json")

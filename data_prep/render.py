@@ -28,6 +28,7 @@ from eagle3.errors import DataError
 
 __all__ = ["NothingToLearnError", "Refused", "Rendered", "Renderer", "tokenizer_hash"]
 
+DROP = "drop the record, or leave it to be skipped"
 FIRST_LEARNABLE = 2  # the draft at row t predicts token t + 2, so tokens 0 and 1 are never predicted
 
 
@@ -93,7 +94,7 @@ class Renderer:
         if not getattr(tokenizer, "chat_template", None):
             raise DataError(
                 "tokenizer has no chat template", where=str(getattr(tokenizer, "name_or_path", "")),
-                mend="put chat_template.jinja beside the target's tokenizer",
+                mend="put chat_template.jinja beside the target's tokenizer", page="rendering",
             )  # fmt: skip
         self._encoder = TextEncoder(tokenizer)
         template = ChatTemplate(tokenizer, self.template_kwargs)
@@ -134,7 +135,12 @@ class Renderer:
         """
         found = self.records(conv)
         if len(found) > 1:
-            raise DataError("a conversation of several records", where=_where(conv), why=f"it gives {len(found)}")
+            raise DataError(
+                "a conversation of several records",
+                where=_where(conv),
+                why=f"it gives {len(found)}",
+                mend="ask for all of them with `records`",
+            )
         if isinstance(found[0], Refused):
             raise found[0].error
         return found[0]
@@ -169,7 +175,7 @@ class Renderer:
             raise DataError(
                 "the chat template shows an earlier turn otherwise than it was served", where=where,
                 why=f"turn {groups[0][-1].number} of the assistant does not stand in the whole text as it was written",
-                mend="set data.turns=served to learn each turn as it was served, or last",
+                mend="set data.turns=served to learn each turn as it was served, or last", page="rendering",
             )  # fmt: skip
         names = [f"{conv.record_id}#{group[-1].number}" if len(groups) > 1 else conv.record_id for group in groups]
         prompt = conv.token_ids["prompt"] if conv.token_ids else None
@@ -185,7 +191,9 @@ class Renderer:
         messages = conv.messages
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not answers:
-            raise NothingToLearnError("nothing to learn", where=where, why="no assistant turn")
+            raise NothingToLearnError(
+                "nothing to learn", where=where, why="no assistant turn", mend=DROP, page="rendering"
+            )
         asked = next((i for i, message in enumerate(messages) if message["role"] in ("user", "tool")), len(messages))
         checks = (
             (lambda i: i > asked, "the assistant answers no user turn"),
@@ -198,7 +206,7 @@ class Renderer:
         for wants, why in checks:
             wanted = [i for i in wanted if wants(i)]
             if not wanted:
-                raise NothingToLearnError("nothing to learn", where=where, why=why)
+                raise NothingToLearnError("nothing to learn", where=where, why=why, mend=DROP, page="rendering")
         return wanted
 
     def _skips_cut(self, conv: Conversation) -> bool:
@@ -239,7 +247,9 @@ class Renderer:
 
 def _refused(record_id: str, where: str, why: str) -> Refused:
     mend = "raise data.max_length, or drop the record"
-    return Refused(record_id, NothingToLearnError("nothing to learn", where=where, why=why, mend=mend))
+    return Refused(
+        record_id, NothingToLearnError("nothing to learn", where=where, why=why, mend=mend, page="rendering")
+    )
 
 
 def _where(conv: Conversation) -> str:

@@ -161,7 +161,9 @@ class TurnFinder:
         held = next(filter(None, map(self.family.held, (words.reasoning, words.answer, calls))), "")
         if held:
             why = f"the assistant's own text holds {held}, which would be encoded as that token"
-            raise NothingToLearnError("nothing to learn", where=where, why=why, mend="drop the record")
+            raise NothingToLearnError(
+                "nothing to learn", where=where, why=why, mend="drop the record", page="rendering"
+            )
 
     # --- text ---------------------------------------------------------------------------------------------------
 
@@ -249,14 +251,25 @@ class TurnFinder:
     def _cut(message: dict, text: str, start: int, words: Words, where: str) -> tuple[str, int]:
         """The text of an answer that was cut off: it ends with its last word, no end-of-turn token follows."""
         if message.get("tool_calls"):
-            raise NothingToLearnError("nothing to learn", where=where, why="it was cut off inside a tool call")
+            raise NothingToLearnError(
+                "nothing to learn",
+                where=where,
+                why="it was cut off inside a tool call",
+                mend="drop the record",
+                page="rendering",
+            )
         said = words.answer if words.answer.strip() else words.reasoning
         at = text.rfind(said, start)
         if at < 0:
             said = said.strip()
             at = text.rfind(said, start)
         if at < 0:
-            raise DataError("the chat template changes the words of this turn", where=where, mend="drop the record")
+            raise DataError(
+                "the chat template changes the words of this turn",
+                where=where,
+                mend="drop the record",
+                page="rendering",
+            )
         return text[: at + len(said)], at + len(said)
 
 

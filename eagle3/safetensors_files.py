@@ -18,13 +18,14 @@ from torch import Tensor
 
 from eagle3.atomic import read_json
 from eagle3.errors import IntegrityError
+from eagle3.inside import inside
 
 MEND = "download or copy the target again and compare the file's size with its source"
 SAMPLES, SAMPLE_BYTES = 16, 4096
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 
 
-def read_header(path: Path) -> tuple[dict[str, Any], int]:
+def read_header(path: Path, mend: str = MEND) -> tuple[dict[str, Any], int]:
     """Read one file's header and check that the file is as long as the header says.
 
     Returns:
@@ -41,7 +42,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
             raw = handle.read(length) if 0 < length <= MAX_HEADER else b""
     except OSError as err:
-        raise IntegrityError("weights file not readable", where=str(path), why=str(err.strerror), mend=MEND) from None
+        raise IntegrityError("weights file not readable", where=str(path), why=str(err.strerror), mend=mend) from None
     if start == b"version ":
         why = "it is a Git LFS pointer, not the weights"
         raise IntegrityError(
@@ -49,10 +50,10 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         )
     try:
         header = json.loads(raw)
-        spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError):
+        spans = {name: _span(entry) for name, entry in header.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         why = f"{size} bytes, no whole safetensors header"
-        raise IntegrityError("weights file truncated or corrupt", where=str(path), why=why, mend=MEND) from None
+        raise IntegrityError("weights file truncated or corrupt", where=str(path), why=why, mend=mend) from None
     header.pop("__metadata__", None)
     need = 8 + length + max((end for _, end in spans.values()), default=0)
     if size < need:
@@ -60,8 +61,32 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         why = (
             f"{size} bytes where its header needs {need}; {len(lost)} tensors are not whole, the first is {lost[0][1]}"
         )
-        raise IntegrityError("weights file truncated", where=str(path), why=why, mend=MEND)
+        raise IntegrityError("weights file truncated", where=str(path), why=why, mend=mend)
     return header, 8 + length
+
+
+def _span(entry: dict[str, Any]) -> tuple[int, int]:
+    """First byte and end of a tensor, from the start of the data on. Raises ValueError or TypeError."""
+    begin, end = entry["data_offsets"]
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+        raise ValueError("a tensor that begins or ends nowhere")
+    return begin, end
+
+
+def read_all(path: Path, mend: str = MEND) -> dict[str, Tensor]:
+    """Every tensor of one file.
+
+    Raises:
+        IntegrityError: the file is absent, truncated, or no safetensors.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    read_header(path, mend)
+    try:
+        with safe_open(path, framework="pt") as handle:
+            return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, KeyError) as err:
+        raise IntegrityError("unreadable weights", where=str(path), why=str(err), mend=mend) from None
 
 
 class SafetensorsTensors:
@@ -88,6 +113,7 @@ class SafetensorsTensors:
             raise IntegrityError("the index has no weight_map", where=str(index), mend=MEND)
         absent: dict[str, str] = {}
         for name, file in weight_map.items():
+            inside(self.folder, file, f"{index}: {name}", MEND)
             if file not in absent and not (self.folder / file).exists():
                 absent[file] = name
         if absent:
@@ -142,7 +168,7 @@ class SafetensorsTensors:
                     header, handle = handles[path]
                     if name in header:
                         return handle.get_tensor(name)
-                except SafetensorError as err:
+                except (SafetensorError, ValueError) as err:
                     where = f"{path}: {name}"
                     raise IntegrityError("tensor not readable", where=where, why=str(err), mend=MEND) from None
                 why = "the index places it there, the file's header does not list it"

@@ -13,6 +13,7 @@ from typing import Any
 from eagle3.errors import DataError
 from eval.benchmarks import BENCHMARKS, Benchmark
 
+MAX_BYTES = 1 << 30  # of a file of prompts, once decompressed
 PUBLISHED_NAMES = {"test", "train", "question", "data", "prompts"}  # file names that say nothing of the set
 
 
@@ -81,7 +82,11 @@ class Source:
     def _lines(self) -> list[str]:
         path = Path(self.place)
         try:
-            raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            opened = gzip.open if path.suffix == ".gz" else open
+            with opened(path, "rb") as handle:
+                raw = handle.read(MAX_BYTES + 1)
+            if len(raw) > MAX_BYTES:
+                raise OSError(f"it holds more than {MAX_BYTES >> 20:,} MiB of prompts")
             return raw.decode("utf-8").split("\n")
         except (OSError, EOFError, zlib.error, UnicodeDecodeError) as err:
             mend = "check eval.prompt_sets"

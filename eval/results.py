@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.atomic import read_json, write_json
+from eagle3.checked_fields import check_fields
 from eagle3.errors import IntegrityError
 from eagle3.repetition import LOOPING, LOOPING_TOKENS, unique_bigrams
 from eval.alarm import Alarm
@@ -337,7 +338,9 @@ class AcceptResult:
             data["served"] = [_served(one) for one in data["served"]]
             data["alarm"] = [Alarm(**one) for one in data.get("alarm", [])]
             data["training"] = Training.from_dict(data["training"]) if data.get("training") else None
-            return cls(**data)
+            result = cls(**data)
+            check_fields(result)
+            return result
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise IntegrityError(
                 "not acceptance results", where=str(path), why=str(err), mend="run the eval stage of that run again"

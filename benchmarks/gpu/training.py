@@ -113,7 +113,12 @@ def measure(
     finally:
         engine.destroy()
     if not math.isfinite(loss):
-        raise RedraftError("the loss is not a finite number", where=case.name, why=f"found {loss}")
+        raise RedraftError(
+            "the loss is not a finite number",
+            where=case.name,
+            why=f"found {loss}",
+            mend="see gpu.txt for the device and dtype",
+        )
     work = needed_work(batch, case.steps)
     flops = step_flops(shape, work)
     settings = memory_settings(

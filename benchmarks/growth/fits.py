@@ -107,7 +107,8 @@ def _check(x: Sequence[float], y: Sequence[float]) -> None:
     if len(set(x)) < 2 or len(x) != len(y) or min(*x, *y) <= 0:
         raise DataError(
             "no growth can be fitted",
-            why=f"sizes {list(x)}, costs {list(y)}: at least two different sizes and positive numbers are needed",
+            why=f"sizes {list(x)}, costs {list(y)}",
+            mend="measure at least two different sizes, with positive costs",
         )
 
 

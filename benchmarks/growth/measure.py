@@ -91,7 +91,9 @@ def measure_memory(points: Sequence[Point]) -> None:
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise RedraftError("the memory run failed", where="benchmarks.growth", why=last)
+        raise RedraftError(
+            "the memory run failed", where="benchmarks.growth", why=last, mend="run it alone to see all of its words"
+        )
     for point, size in zip(points, json.loads(done.stdout.splitlines()[-1]), strict=True):
         point.bytes = size
 

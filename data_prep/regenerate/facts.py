@@ -43,7 +43,8 @@ async def read_facts(client: ChatClient, model: str) -> ServerFacts:
     try:
         listed = await client.ask("GET", "/v1/models", None, _models, START_PATIENCE_S)
     except FailedError as err:
-        raise RedraftError("not an OpenAI-compatible server", where=client.url, why=err.why) from None
+        mend = "give the address of a server with /v1/models and /v1/chat/completions"
+        raise RedraftError("not an OpenAI-compatible server", where=client.url, why=err.why, mend=mend) from None
     chosen = _choose(listed, model, client.url)
     info = await client.look("/server_info") or await client.look("/get_server_info")
     info = info if isinstance(info, dict) else {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.conversations import ID_KEYS, to_conversation
+from data_prep.conversations import ID_KEYS, MEND, decoded_line, to_conversation
 from eagle3.errors import DataError
 
 ASKING = ("user", "tool")  # roles after which the assistant speaks
@@ -75,7 +75,8 @@ def survey(path: Path) -> Survey:
         count += 1
         tools += bool(asked.tools)
     if not count:
-        raise DataError("no conversations to answer", where=str(path), why="the file holds no record")
+        mend = "give it one conversation a line"
+        raise DataError("no conversations to answer", where=str(path), why="the file holds no record", mend=mend)
     with open(path, "rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     return Survey(digest, count, tools)
@@ -84,11 +85,11 @@ def survey(path: Path) -> Survey:
 def _read(line: bytes, number: int, path: Path) -> Asked:
     where = f"{path}, record {number}"
     try:
-        record = json.loads(line.decode("utf-8"))
-    except ValueError as err:
+        record = decoded_line(line)
+    except (ValueError, RecursionError) as err:
         raise DataError("not a JSON line", where=where, why=str(err), mend="fix or drop the line") from None
     if not isinstance(record, dict):
-        raise DataError("record is not an object", where=where, why=f"found {type(record).__name__}")
+        raise DataError("record is not an object", where=where, why=f"found {type(record).__name__}", mend=MEND)
     given = next((str(record[key]) for key in ID_KEYS if record.get(key) not in (None, "")), f"{number:07d}")
     conversation = to_conversation(record, given, str(path), where)
     rest = {k: v for k, v in record.items() if k not in ("id", "messages", "conversations", "conversation", "system")}

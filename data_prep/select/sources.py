@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.conversations import FILE_SUFFIXES, named_dataset, saved_dataset
+from data_prep.conversations import FILE_SUFFIXES, MEND, decoded_line, named_dataset, saved_dataset
 from data_prep.select.config import SourceConfig
 from eagle3.errors import DataError
 
@@ -104,7 +103,8 @@ def _judged(file: str, number: int, found: Any) -> Raw:
         return Raw(file, number, None, found)
     if not isinstance(found, dict):
         where = f"{file}, record {number}"
-        return Raw(file, number, None, DataError("record is not an object", where=where, why=type(found).__name__))
+        error = DataError("record is not an object", where=where, why=type(found).__name__, mend=MEND)
+        return Raw(file, number, None, error)
     return Raw(file, number, found)
 
 
@@ -124,7 +124,7 @@ def _file_rows(path: Path, wanted: Collection[int] | None) -> Iterator[tuple[int
             if wanted is not None and number not in wanted:
                 continue
             try:
-                yield number, json.loads(line.decode("utf-8"))
+                yield number, decoded_line(line)
             except (ValueError, RecursionError) as err:
                 where = f"{path}, record {number}, line {line_number}"
                 yield number, DataError("not a JSON line", where=where, why=str(err), mend="fix or drop the line")
@@ -132,10 +132,11 @@ def _file_rows(path: Path, wanted: Collection[int] | None) -> Iterator[tuple[int
 
 def _whole_list(path: Path) -> list:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as err:
+        data = decoded_line(path.read_bytes())
+    except (ValueError, RecursionError) as err:
         mend = "give a list of records, or JSON lines as .jsonl"
         raise DataError("not a JSON file", where=str(path), why=str(err), mend=mend) from None
     if not isinstance(data, list):
-        raise DataError("not a list of records", where=str(path), why=f"found {type(data).__name__}")
+        mend = "give a list of records, or JSON lines as .jsonl"
+        raise DataError("not a list of records", where=str(path), why=f"found {type(data).__name__}", mend=mend)
     return data

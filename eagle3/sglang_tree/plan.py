@@ -46,7 +46,12 @@ def plan_patch(tree: SglangTree) -> Plan:
     """
     types = models_of(tree)
     if DEEPSEEK not in types:
-        raise RedraftError("nothing to patch", where=str(tree.root), why="it has no DeepseekV3ForCausalLM")
+        raise RedraftError(
+            "nothing to patch",
+            where=str(tree.root),
+            why="it has no DeepseekV3ForCausalLM",
+            mend="give a whole tree of SGLang",
+        )
     planner = _Planner(tree)
     planner.embedding(read_model(tree, DEEPSEEK))
     if KIMI in types:
@@ -84,6 +89,7 @@ class _Planner:
                 where=str(self.tree.root / model.classes.inner.file),
                 why="; ".join(f"{one.name}: {one.why}" for one in model.embedding_parts if not one.good),
                 mend="restore SGLang's own file (revert, or install this release again) and apply",
+                page="sglang_patch",
             )
         self._default(model)
         self._setter(model)
@@ -236,7 +242,12 @@ def _check_result(patched: SglangTree, types: list[str]) -> None:
         try:
             compile(source, name, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as err:
-            raise RedraftError("the patch would break a file; nothing was changed", where=name, why=str(err)) from None
+            raise RedraftError(
+                "the patch would break a file; nothing was changed",
+                where=name,
+                why=str(err),
+                mend="report this build's version; serve a layer-only draft meanwhile",
+            ) from None
     for model_type in types:
         model = read_model(patched, model_type)
         if patch_state(model) != WHOLE:

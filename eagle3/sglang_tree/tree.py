@@ -47,7 +47,12 @@ class SglangTree:
         try:
             return (self.root / name).read_bytes()
         except OSError as err:
-            raise RedraftError("cannot read a file of SGLang", where=str(self.root / name), why=str(err)) from None
+            raise RedraftError(
+                "cannot read a file of SGLang",
+                where=str(self.root / name),
+                why=str(err),
+                mend="give a whole tree of SGLang",
+            ) from None
 
     def parse(self, name: str) -> ast.Module:
         """Syntax tree of the file `name`.

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from eagle3.errors import RedraftError
 from eagle3.wiring import Wiring
 
 
@@ -98,10 +99,17 @@ class BatchRun:
     seconds: float
 
 
+class ServerGone(RedraftError):
+    """The server has ended, cannot be reached any more, or answers nothing; asking it again is pointless."""
+
+
 class Session(Protocol):
     """A server that is up, with one draft wiring or none."""
 
     facts: dict[str, Any]  # build (its version), convention, ids written, flags asked, values resolved, log, url, mode
+
+    def gone(self) -> str:
+        """Why the server is dead, in one clause; empty while it may be asked."""
 
     def run(
         self,
@@ -117,7 +125,7 @@ class Session(Protocol):
         One prompt's trouble (a refusal, a timeout, an impossible answer) is a failure of that prompt.
 
         Raises:
-            RedraftError: the server itself is gone.
+            ServerGone: the server was dead before it answered any.
         """
 
 
@@ -134,6 +142,11 @@ class ServedEngine(Protocol):
         Raises:
             RedraftError: it does not start, or serves something else than asked.
         """
+
+
+def plain_number(value: Any) -> float | None:
+    """A finite number that a server gave beside its counts, or None for anything else."""
+    return float(value) if type(value) in (int, float) and abs(value) < 1e18 else None
 
 
 def chain_counts(histogram: list[int]) -> tuple[list[int], list[int]]:

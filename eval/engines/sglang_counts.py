@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from eagle3.errors import DataError
-from eval.engines.base import Generation, chain_counts
+from eval.engines.base import Generation, chain_counts, plain_number
 
 _CORRECT = ("spec_num_correct_drafts", "spec_accept_token_num")
 _PROPOSED = ("spec_num_proposed_drafts", "spec_draft_token_num")
@@ -70,7 +70,8 @@ def _counted(
     proposed = _number(meta, _PROPOSED)
     histogram = _histogram(meta, verifies, correct, num_steps)
     _check(verifies, correct, proposed, histogram, draft_tokens)
-    surplus = 1 + int(meta.get("num_retractions") or 0) + verifies + correct - len(tokens)
+    retractions = _number({"num_retractions": meta.get("num_retractions") or 0}, ("num_retractions",))
+    surplus = 1 + retractions + verifies + correct - len(tokens)
     if not 0 <= surplus <= num_steps:
         raise _impossible(
             "acceptance counters that the text contradicts",
@@ -91,7 +92,7 @@ def _counted(
         right=right,
         seconds=seconds,
         ended=ended,
-        engine_tau=meta.get("spec_accept_length"),
+        engine_tau=plain_number(meta.get("spec_accept_length")),
     )
 
 
@@ -99,9 +100,17 @@ def _without_surplus(histogram: list[int], surplus: int) -> list[int]:
     """Move the last verify from the bin it was counted in, c, to what it kept up to the end token, c + 1 - surplus.
 
     Which bin that was is not told where several are possible; then the fullest is taken. tau does not depend on it.
+
+    Raises:
+        DataError: no bin is possible.
     """
     out = list(histogram)
     counted = max(range(surplus, len(out)), key=lambda c: (out[c], c))
+    if not out[counted]:
+        raise _impossible(
+            "acceptance counters that the text contradicts",
+            f"the text ended {surplus - 1} tokens before its last verify did, which none of {histogram} can have kept",
+        )
     out[counted] -= 1
     out[counted + 1 - surplus] += 1
     return out
@@ -122,7 +131,8 @@ def _histogram(meta: dict[str, Any], verifies: int, correct: int, num_steps: int
     """Padded to `num_steps + 1`; where the build gives none, only what follows from the counts alone."""
     found = next((meta[name] for name in _HISTOGRAM if name in meta), None)
     if found is not None:
-        if not isinstance(found, list) or any(type(one) is not int for one in found) or len(found) > num_steps + 1:
+        sound = isinstance(found, list) and all(type(one) is int and one >= 0 for one in found)
+        if not sound or len(found) > num_steps + 1:
             raise _impossible(
                 "an impossible acceptance histogram", f"found {found!r}, expected up to {num_steps + 1} counts"
             )
@@ -155,4 +165,4 @@ def _check(verifies: int, correct: int, proposed: int, histogram: list[int], dra
 def _impossible(
     what: str, why: str, mend: str = "read the server's log; do not trust this build's counters"
 ) -> DataError:
-    return DataError(what, why=why, mend=mend)
+    return DataError(what, why=why, mend=mend, page="engines")

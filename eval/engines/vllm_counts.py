@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from eagle3.errors import DataError
-from eval.engines.base import Generation
+from eval.engines.base import Generation, plain_number
 
 FLAG = "--per-request-spec-decode-metrics detailed"
 
@@ -30,11 +30,11 @@ def generation_from(answer: Any, seconds: float, num_steps: int) -> Generation:
     tokens, reason, metrics = _parts(answer)
     if reason not in ("stop", "length"):
         raise _impossible("the server did not finish the text", f"finish_reason {reason!r}")
-    first = (metrics.get("time_to_first_token_ms") or 0.0) / 1000.0
-    times = {"seconds": seconds, "prefill_seconds": min(first, seconds), "ended": reason == "stop"}
+    first = (plain_number(metrics.get("time_to_first_token_ms")) or 0.0) / 1000.0
+    times = {"seconds": seconds, "prefill_seconds": min(max(first, 0.0), seconds), "ended": reason == "stop"}
     if num_steps == 0:
         return Generation(tokens, **times)
-    stats = metrics.get("speculative_decoding") or {}
+    stats = _object(metrics.get("speculative_decoding"))
     if not stats and len(tokens) == 1:  # the prefill's own token ended the text
         empty = [0] * num_steps
         return Generation(tokens, 0, 0, 0, [*empty, 0], empty, list(empty), **times)
@@ -58,7 +58,7 @@ def generation_from(answer: Any, seconds: float, num_steps: int) -> Generation:
         correct_histogram=[kept.count(c) for c in range(num_steps + 1)],
         tried=[sum(one > place for one in tried) for place in range(num_steps)],
         right=[sum(one > place for one in kept) for place in range(num_steps)],
-        engine_tau=stats.get("mean_acceptance_length"),
+        engine_tau=plain_number(stats.get("mean_acceptance_length")),
         **times,
     )
 
@@ -72,16 +72,21 @@ def _parts(answer: Any) -> tuple[list[int], Any, dict[str, Any]]:
         raise _impossible("not an answer of /v1/completions", f"found {keys}, expected choices with token_ids")
     if not tokens:
         raise _impossible("the server gave no tokens", "token_ids is empty")
-    said = (answer.get("usage") or {}).get("completion_tokens", len(tokens))
+    said = _object(answer.get("usage")).get("completion_tokens", len(tokens))
     if said != len(tokens):
         raise _impossible("the server miscounts its tokens", f"{len(tokens)} ids came, completion_tokens is {said}")
-    return tokens, choice.get("finish_reason"), answer.get("metrics") or {}
+    return tokens, choice.get("finish_reason"), _object(answer.get("metrics"))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """An object, empty where there is another thing or none."""
+    return value if isinstance(value, dict) else {}
 
 
 def _steps(stats: dict[str, Any], num_steps: int) -> tuple[list[int], list[int]]:
     """Proposals kept and made by each verify step."""
     kept, made = stats.get("per_step_accepted"), stats.get("per_step_drafted")
-    if not isinstance(kept, list) or not isinstance(made, list):
+    if not all(isinstance(one, list) and all(type(count) is int for count in one) for one in (kept, made)):
         raise _impossible(
             "the server gives no acceptance counters step by step",
             f"metrics.speculative_decoding is {stats!r}; is a draft loaded?",
@@ -108,4 +113,4 @@ def _steps(stats: dict[str, Any], num_steps: int) -> tuple[list[int], list[int]]
 def _impossible(
     what: str, why: str, mend: str = "read the server's log; do not trust this build's counters"
 ) -> DataError:
-    return DataError(what, why=why, mend=mend)
+    return DataError(what, why=why, mend=mend, page="engines")

@@ -112,5 +112,7 @@ def _run(session: Session, setting: Setting) -> list[Generation]:
     )
     if batch.failures:
         name, why = next(iter(batch.failures.items()))
-        raise RedraftError(f"{len(batch.failures)} prompts failed", why=f"first {name}: {why}")
+        raise RedraftError(
+            f"{len(batch.failures)} prompts failed", why=f"first {name}: {why}", mend="read the server's log"
+        )
     return [made for made in batch.generations if made is not None]

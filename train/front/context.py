@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ class Run:
     config: RedraftConfig
     wiring: Wiring
     run_dir: Path
+    incomplete: list[str] = field(default_factory=list)  # what stages could not finish, though their results are there
 
     @classmethod
     def create(cls, config: RedraftConfig, run_dir: Path) -> Run:
@@ -71,7 +72,7 @@ class Run:
         trust = self.config.target.trust_remote_code
         try:
             return AutoTokenizer.from_pretrained(self.target_path, trust_remote_code=trust, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as err:
+        except Exception as err:  # transformers and tokenizers raise a dozen kinds, a bare Exception too
             mend = "put the tokenizer's files there"
             if not trust:
                 mend += "; where it ships Python that you trust, set target.trust_remote_code=true"
