@@ -14,6 +14,7 @@ SGLANG_VENV ?= .venv-sglang
 HARNESS     := tests/engines/sglang_cpu
 VLLM_VENV   ?= .venv-vllm
 VLLM_SETUP  := tests/engines/vllm_cpu
+AUDIT_VENV  ?= .venv-audit
 SPECFORGE_VENV   ?= .venv-specforge
 SPECULATORS_VENV ?= .venv-speculators
 PEERS            := benchmarks/peers
@@ -22,7 +23,7 @@ SGLANG_STAMP := $(SGLANG_VENV)/.ready
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test lint types eval-accept bench peers bench-peers clean sglang-cpu vllm-cpu test-engines demo-sglang demo-kimi eval-matrix
+.PHONY: setup demo test fuzz lint types audit eval-accept bench peers bench-peers clean sglang-cpu vllm-cpu test-engines demo-sglang demo-kimi eval-matrix
 
 setup: $(STAMP)
 
@@ -58,12 +59,23 @@ test-engines: setup sglang-cpu
 	PYTHON=$(PYTHON) bash tests/engines/fetch_sglang_trees.sh
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/engines -n 2 --dist loadfile
 
+# Bad bytes, JSON, settings and answers for every parser, new ones each time; FUZZ is the number of examples a test.
+# The fuzzer that follows the code needs atheris (`pip install -e .[fuzz]`) and is left out without it.
+FUZZ ?= 2000
+fuzz: setup
+	REDRAFT_FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(PY) -m pytest tests/fuzz -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) tests/fuzz/atheris_parsers.py all -runs=$(FUZZ)0 -max_len=4096 -verbosity=0
+
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
 types: setup
 	$(PY) -m mypy
+
+# What is publicly known against the pinned packages; says so and passes where the advisories cannot be reached.
+audit: setup
+	$(PY) scripts/audit.py --venv $(AUDIT_VENV)
 
 SERVER_ARGS := $(if $(SERVER),'hydra.searchpath=[file://$(CURDIR)/conf]' +server=$(SERVER))
 
@@ -115,4 +127,4 @@ bench-peers: setup peers
 	SPECFORGE_VENV=$(SPECFORGE_VENV) SPECULATORS_VENV=$(SPECULATORS_VENV) $(PY) -m benchmarks.peers $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) $(VLLM_VENV) $(SPECFORGE_VENV) $(SPECULATORS_VENV) runs targets .cache
+	rm -rf $(VENV) $(AUDIT_VENV) $(SGLANG_VENV) $(VLLM_VENV) $(SPECFORGE_VENV) $(SPECULATORS_VENV) runs targets .cache

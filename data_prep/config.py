@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data_prep.markers import CHOICES
-from eagle3.config import STATE_CODECS, is_web_address, require
+from eagle3.config import STATE_CODECS, is_web_address, refuse_keys, require
 
 
 @dataclass
@@ -72,12 +72,13 @@ class SGLangCaptureConfig:
         require(0.0 <= self.mem_fraction < 1.0, "capture.sglang.mem_fraction", self.mem_fraction, "a share in [0, 1)")
         for name in ("start_timeout_s", "timeout_s"):
             require(getattr(self, name) > 0, f"capture.sglang.{name}", getattr(self, name), "seconds above 0")
-        if backend == "sglang_http":
-            for name in ("url", "teacher_url"):
-                value = getattr(self, name)
-                require(
-                    is_web_address(value), f"capture.sglang.{name}", value, "the address of a server, http://host:port"
-                )
+        refuse_keys("capture.sglang.env", self.env)
+        refuse_keys("capture.sglang.extra_args", self.extra_args)
+        for name in ("url", "teacher_url"):
+            value = getattr(self, name)
+            ok = is_web_address(value) or not (value or backend == "sglang_http")
+            expected = "the address of a server, http://host:port without a password"
+            require(ok, f"capture.sglang.{name}", value, expected)
 
 
 @dataclass

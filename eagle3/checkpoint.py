@@ -194,6 +194,15 @@ def load_served(
     return draft.to(dtype), wiring, config
 
 
+def check_files_of(folder: Path) -> None:
+    """Compare a served folder's files with the checksums that were written with them.
+
+    Raises:
+        IntegrityError: a file is missing, or is not what was written.
+    """
+    _check_sums(Path(folder), read_json(Path(folder) / CONFIG, mend=_MEND))
+
+
 def warm_start(folder: Path, shape: DraftShape, embedding: Tensor) -> tuple[Eagle3Draft, DraftVocab, Wiring | None]:
     """Start from a served folder, keeping its draft vocabulary; its wiring may be another one.
 
@@ -306,7 +315,9 @@ def _check_names(shape: DraftShape, found: dict[str, tuple[int, ...]], where: st
         if name in found and found[name] != size
     ]
     if complaints:
-        raise IntegrityError("not this draft's weights", where=where, why="; ".join(complaints), mend=_MEND)
+        raise IntegrityError(
+            "not this draft's weights", where=where, why="; ".join(complaints), mend=_MEND, page="served_folder"
+        )
 
 
 def _build(shape: DraftShape, tensors: dict[str, Tensor], embedding: Tensor | None, where: str) -> Eagle3Draft:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from eagle3.errors import ConfigError
+from eagle3.redact import first_secret
 
 STATE_CODECS = ("raw", "lossless", "fp8", "int8")  # how a store keeps hidden states (`eagle3.state_codec`)
 
@@ -18,12 +20,29 @@ def require(ok: bool, name: str, found: Any, expected: str) -> None:
 
 
 def is_web_address(text: str) -> bool:
-    """Whether a text is `http://host[:port]...` with a host and, if any, a port that exists."""
+    """Whether a text is `http://host[:port]...` with a host, no password, and, if any, a port that exists."""
     try:
         web = urlsplit(text)
-        return web.scheme in ("http", "https") and bool(web.hostname) and web.port != 0
+        return web.scheme in ("http", "https") and bool(web.hostname) and web.port != 0 and web.username is None
     except ValueError:  # a port past 65535, half an IPv6 address
         return False
+
+
+def refuse_keys(name: str, found: Iterable[str]) -> None:
+    """Refuse variables or flags, the setting `name`, that hold a key: settings are written into files and reports.
+
+    Raises:
+        ConfigError: naming the first, without its value.
+    """
+    secret = first_secret(found)
+    if secret:
+        raise ConfigError(
+            "a key in the configuration",
+            where=name,
+            why=f"{secret} would be written into config.yaml and reports",
+            mend="leave it out: what is started here inherits the environment, so set it there",
+            page="security",
+        )
 
 
 @dataclass

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from eagle3.redact import hidden
+
 LONGEST = 4000  # characters of a line
 
 
 class RedraftError(Exception):
-    """An expected failure, printed as one line and turned into exit code 2 by every entry point.
+    """An expected failure, printed as one line and turned into exit code 2 by every entry point; shows no key.
 
     Args:
         what: what is wrong, as a short clause ("target folder not found").
@@ -19,7 +21,8 @@ class RedraftError(Exception):
     exit_code = 2
 
     def __init__(self, what: str, *, where: str = "", why: str = "", mend: str = "", page: str = "") -> None:
-        self.what, self.where, self.why, self.mend, self.page = what, where, why, mend, page
+        self.what, self.where, self.why, self.mend = (hidden(text) for text in (what, where, why, mend))
+        self.page = page
         super().__init__(str(self))
 
     def __str__(self) -> str:

@@ -88,7 +88,7 @@ class Answerer:
         if not (target / "config.json").is_file():
             raise DataError("target folder not found", where=str(target), mend="make it with scripts/make_target.py")
         self.torch = torch
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(target, local_files_only=True)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(target, local_files_only=True, trust_remote_code=False)
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
@@ -178,13 +178,18 @@ def answered(prompt: dict, text: str, tokens: int, finish: str) -> dict:
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry."""
-    parser = Parser(description="Answer prompts with a target, greedily and resumably.")
+    parser = Parser(
+        description="Answer prompts with a target, greedily. Killed at any time, the same command goes on.",
+        examples="""
+        python scripts/write_answers.py --target TARGET --prompts data/demo_prompts.jsonl --out answers.jsonl
+        """,
+    )
     parser.add_argument("--target", type=Path, required=True, help="Hugging Face folder of the target")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with id and messages")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines with the answers")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="of one answer (128)")
+    parser.add_argument("--batch-size", type=int, default=64, help="prompts answered together (64)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 = torch's choice")
     args = parser.parse_args(argv)
     prompts = read_prompts(args.prompts)

@@ -15,8 +15,8 @@ from eagle3.errors import RedraftError
 from train.job import TrainJob, TrainResult
 from train.loop import PAUSED, Loop
 from train.orders import check_world, shared
-from train.telling import told
-from train.world import free_port, joined, launched
+from train.telling import GONE, told
+from train.world import RENDEZVOUS, joined, launched
 
 
 def process_count(setting: int) -> int:
@@ -65,9 +65,13 @@ def _train_in_workers(job: TrainJob, count: int) -> TrainResult:
 
 
 def _start_workers(job_file: Path, count: int, told_in: str) -> list[subprocess.Popen[bytes]]:
-    """Start the workers. Each holds the reading end of a pipe from here and leaves when it closes."""
+    """Start the workers. Each holds the reading end of a pipe from here and leaves when it closes.
+
+    They meet in a file of `told_in`: a master's port would be open to the whole network.
+    """
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // count))
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+    meeting = str(Path(told_in) / "group")
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": str(count), RENDEZVOUS: meeting}
     return [
         subprocess.Popen(
             [sys.executable, "-m", "train.worker", str(job_file), "--with-parent", f"--errors={told_in}"],
@@ -104,11 +108,14 @@ def _end(workers: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _failure(folder: Path, told_in: str, codes: list[int]) -> RedraftError:
-    """The first worker's own error, or what its exit code tells."""
-    failures = (told(told_in, rank) for rank in range(len(codes)))
-    if (failure := next(filter(None, failures), None)) is not None:
-        return failure
-    rank, code = next((rank, code) for rank, code in enumerate(codes) if code)
+    """The error of the worker that failed first, or what its exit code tells; others only say that it is gone."""
+    said = [told(told_in, rank) for rank in range(len(codes))]
+    if (own := next((one for one in said if one and one.what != GONE), None)) is not None:
+        return own
+    silent = [rank for rank, code in enumerate(codes) if code and not said[rank]]
+    if not silent:
+        return next(filter(None, said))
+    rank, code = silent[0], codes[silent[0]]
     why = f"signal {-code}" if code < 0 else f"exit code {code}"
     return RedraftError(
         "a training process ended early",

@@ -11,8 +11,21 @@ import contextlib
 import os
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
+INTERRUPTED = "interrupted: finished work is kept; run the same command to go on"
+
+
+def one_line(kind: type[BaseException], err: BaseException, trace: TracebackType | None) -> None:
+    """Say an interruption in a line even while modules are imported, which takes a second or two."""
+    if issubclass(kind, KeyboardInterrupt):
+        print(INTERRUPTED, file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, err, trace)
+
+
+sys.excepthook = one_line
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # import siblings as packages, not as loose modules
 os.environ["HYDRA_FULL_ERROR"] = "1"  # let composition errors reach `cli`, which prints one line
@@ -27,6 +40,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from eagle3.errors import ConfigError, RedraftError
+from eagle3.redact import hidden_words
 from train.front.config import RedraftConfig, hydra_error, omegaconf_error, register, typed
 
 register()
@@ -40,7 +54,7 @@ def sweep_suffix() -> str:
     if job.mode is None or job.mode.name != "MULTIRUN":
         return ""
     swept = [override for override in job.overrides.task if override not in sys.argv]
-    return "sweep/" + (",".join(swept).replace("/", "_") or str(job.job.num))
+    return "sweep/" + (",".join(hidden_words(swept)).replace("/", "_") or str(job.job.num))
 
 
 def apply_sweep(config: RedraftConfig) -> None:
@@ -48,6 +62,7 @@ def apply_sweep(config: RedraftConfig) -> None:
     suffix = sweep_suffix()
     if suffix:
         config.run_dir = str(Path(config.run_dir) / suffix)
+        config.track.group = config.track.group or config.name
         config.mark_latest = False
 
 
@@ -130,10 +145,7 @@ def cli() -> int:
         why = str(err).splitlines()[0]
         return refuse(ConfigError("the configuration cannot be composed", why=why, mend="mend the preset"))
     except KeyboardInterrupt:
-        print(
-            "interrupted: finished stages and saved checkpoints are kept; run the same command to go on",
-            file=sys.stderr,
-        )
+        print(INTERRUPTED, file=sys.stderr)
         return 130
     return min((err.exit_code for err in failures), default=0)
 

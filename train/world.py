@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+RENDEZVOUS = "REDRAFT_RENDEZVOUS"  # the file in which the processes of one machine meet
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun and its like
 
 
@@ -110,22 +112,34 @@ def import_deepspeed() -> ModuleType:
 def joined() -> Iterator[World]:
     """Join the process group an outer launcher describes, or make one of this process alone; leave it at the end.
 
-    Inside another `joined` it is that one's group, which stays.
+    Inside another `joined` it is that one's group, which stays. A group of this machine alone meets in memory or in a
+    file, and its sockets are on the loopback interface: no other machine can speak to it.
     """
     if torch.distributed.is_initialized():
         yield _world()
         return
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    values = {} if launched() else {**alone, "MASTER_PORT": str(free_port())}
-    with environment(values):
+    outside = launched() and RENDEZVOUS not in os.environ
+    with environment({} if outside else {**_here(), **({} if launched() else ALONE)}):
         deepspeed = import_deepspeed()
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        if not outside:
+            place, rank, size = os.environ.get(RENDEZVOUS), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            store = torch.distributed.FileStore(place, size) if place else torch.distributed.HashStore()
+            torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+        deepspeed.init_distributed(backend, verbose=False)  # which takes the group that is there
         try:
             yield _world()
         finally:
             deepspeed.comm.destroy_process_group()
+
+
+def _here() -> dict[str, str]:
+    """Names the loopback interface to the libraries that open sockets, unless the user has named one."""
+    loopback = "lo" if any(name == "lo" for _, name in socket.if_nameindex()) else ""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {name: loopback for name in names if loopback and name not in os.environ}
 
 
 def _world() -> World:

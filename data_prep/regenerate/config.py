@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagle3.config import is_web_address, require
+from eagle3.config import is_web_address, refuse_keys, require
 
 
 @dataclass
@@ -47,6 +47,7 @@ class RegenerateConfig:
         where = "regenerate"
         ok = not self.url or is_web_address(self.url)
         require(ok, f"{where}.url", self.url, "http://host:port, or nothing to start a server")
+        refuse_keys(f"{where}.server_args", self.server_args)
         for name in ("concurrency", "max_tokens"):
             require(getattr(self, name) >= 1, f"{where}.{name}", getattr(self, name), "a positive integer")
         self._validate_sampling(where)

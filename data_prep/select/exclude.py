@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from data_prep.conversations import to_conversation
 from data_prep.select.prints import normalize, shingles, text_key
 from eagle3.errors import DataError
 
+MAX_LINE = 1 << 26  # bytes of a line, once decompressed
 TEXT_KEYS = ("prompt", "question", "problem", "instruction", "text")
 CONTAINED_CHARS = 30  # shorter evaluation prompts are no evidence when they stand inside a longer text
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -89,12 +91,14 @@ def _file_prompts(path: Path) -> Iterator[str]:
     number = 0
     try:
         with opened(path, "rb") as handle:
-            for line in handle:
+            while line := handle.readline(MAX_LINE + 1):
+                if len(line) > MAX_LINE:
+                    raise OSError(f"a line of more than {MAX_LINE >> 20} MiB")
                 if not line.strip():
                     continue
                 number += 1
                 yield from _turns(json.loads(line.decode("utf-8")), f"{path}, record {number}")
-    except (ValueError, EOFError, OSError) as err:
+    except (ValueError, RecursionError, EOFError, OSError, zlib.error) as err:
         where = f"{path}, record {number}"
         raise DataError(
             "unreadable evaluation prompt", where=where, why=str(err), mend="check select.exclude"

@@ -86,7 +86,7 @@ def make_smollm2(path: Path) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     with building(path, RECIPE) as tmp:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
         split_digits(tokenizer)
         loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         model = _plain_llama(loaded)

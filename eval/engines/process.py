@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from eagle3.errors import RedraftError
+from eagle3.redact import hidden_words
 from eval.engines.watchdog import CHILD_ENV
 
 WATCHDOG = Path(__file__).with_name("watchdog.py")
@@ -89,7 +90,7 @@ def server_process(
     log.parent.mkdir(parents=True, exist_ok=True)
     guard = [sys.executable, str(WATCHDOG), str(os.getpid()), str(GRACE_S), *command]
     with open(log, "wb") as sink:
-        sink.write((" ".join(command) + "\n").encode())
+        sink.write((" ".join(hidden_words(command)) + "\n").encode())
         sink.flush()
         popen = subprocess.Popen(
             guard,

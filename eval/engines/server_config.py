@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from eagle3.config import is_web_address, require
+from eagle3.config import is_web_address, refuse_keys, require
 
 
 @dataclass
@@ -43,8 +43,10 @@ class ServerConfig:
                 not value or is_web_address(value),
                 f"eval.server.{name}",
                 value,
-                "http://host:port, or nothing to start a server",
+                "http://host:port without a password, or nothing to start a server",
             )
+        refuse_keys("eval.server.env", self.env)
+        refuse_keys("eval.server.extra_args", self.extra_args)
         require(bool(self.host), "eval.server.host", self.host, "an address to listen on, e.g. 127.0.0.1")
         require(0 <= self.port < 65536, "eval.server.port", self.port, "0 (a free one) to 65535")
         for name in ("start_timeout_s", "request_timeout_s"):

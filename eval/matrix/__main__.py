@@ -8,6 +8,7 @@ patched copy of it. A finished cell is kept in FOLDER/matrix.json and not measur
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,33 +19,39 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import AutoTokenizer
 
-from eagle3.atomic import read_json, sha256_file, write_json
+from eagle3.atomic import read_json, sha256_file, write_json, write_text
 from eagle3.checkpoint import CONFIG, WEIGHTS, served_wiring
-from eagle3.errors import ConfigError, RedraftError
+from eagle3.command_line import Parser, one_line_errors
+from eagle3.errors import ConfigError
+from eagle3.redact import hidden_words
 from eagle3.wiring import Wiring
 from eval.engines.base import Ask
 from eval.engines.server_config import ServerConfig
 from eval.engines.sglang_build import choose_convention, find_build
 from eval.matrix.cells import Cell, matrix
 from eval.matrix.measure import Measured, Setting, measure_cell, measure_plain, patched_copy, with_tree
-from eval.matrix.table import outcome, report, rule
+from eval.matrix.page import matrix_page
+from eval.matrix.table import consequences, disagreements, outcome, report, rule
 from eval.prompts import encode_prompt, read_prompt_sets
 
 
+@one_line_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; 0 = every measured cell did what its wiring says, 1 = one did not, 2 = bad input."""
-    parser = argparse.ArgumentParser(prog="python -m eval.matrix", description=__doc__.split("\n\n")[0])
+    parser = Parser(
+        prog="python -m eval.matrix",
+        description=__doc__,
+        examples="""
+        python -m eval.matrix runs/matrix_native runs/matrix_embedding --out runs/matrix
+        python -m eval.matrix runs/matrix_native --only-computed
+        """,
+    )
     parser.add_argument("runs", nargs="+", type=Path, help="run folders; the folder's name names the draft")
     parser.add_argument("--out", type=Path, default=Path("runs/matrix"), help="results and logs (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=0, help="per text; 0 = the first run's setting")
     parser.add_argument("--only-computed", action="store_true", help="start no server")
     chosen = parser.parse_args(arguments)
-    console = Console()
-    try:
-        return _main(chosen, console)
-    except RedraftError as err:
-        console.print(f"error: {err}", style="red", markup=False, soft_wrap=True)
-        return 2
+    return _main(chosen, Console())
 
 
 def _main(chosen: argparse.Namespace, console: Console) -> int:
@@ -59,8 +66,11 @@ def _main(chosen: argparse.Namespace, console: Console) -> int:
         builds, measured = _measure(cells, drafts, wirings, setting, cfg, console)
     text, agrees = report(cells, measured, builds, console)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    (chosen.out / "matrix.txt").write_text(text, encoding="utf-8")
-    console.print(f"written: {chosen.out / 'matrix.txt'}", markup=False)
+    write_text(chosen.out / "matrix.txt", text)
+    command = "python -m eval.matrix " + shlex.join(hidden_words(sys.argv[1:]))
+    lines, problems = consequences(cells, measured, builds), disagreements(cells, measured)
+    write_text(chosen.out / "matrix.html", matrix_page(cells, measured, lines, problems, [command]))
+    console.print(f"report: {chosen.out / 'matrix.html'} (and matrix.txt beside it)", markup=False, soft_wrap=True)
     return 0 if agrees else 1
 
 

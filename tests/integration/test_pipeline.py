@@ -29,6 +29,10 @@ SMALL = [
 ]
 
 
+KEYS = ("HF_TOKEN", "MY_API_KEY", "AWS_SECRET_ACCESS_KEY")
+CANARY = "c4n4ry-0f-a-k3y"
+
+
 def command(target: Path, *arguments: str) -> list[str]:
     run = [sys.executable, str(ROOT / "train" / "run.py"), "conf=tiny_kimi", f"target.path={target}"]
     return [*run, *SMALL, *arguments]
@@ -57,8 +61,20 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
 def finished(tmp_path_factory: pytest.TempPathFactory, tiny_kimi_path: Path) -> Path:
     """A working folder with one finished run of all stages."""
     cwd = tmp_path_factory.mktemp("finished")
-    succeeded(run(cwd, tiny_kimi_path))
+    os.environ.update(dict.fromkeys(KEYS, CANARY))
+    try:
+        out = succeeded(run(cwd, tiny_kimi_path))
+    finally:
+        for name in KEYS:
+            del os.environ[name]
+    assert CANARY not in out
     return cwd
+
+
+def test_no_key_of_the_environment_is_in_anything_that_a_run_writes(finished: Path) -> None:
+    files = [path for path in finished.rglob("*") if path.is_file()]
+    assert len(files) > 30
+    assert not [str(path) for path in files if CANARY.encode() in path.read_bytes()]
 
 
 def shards(store: Path) -> dict[str, bytes]:

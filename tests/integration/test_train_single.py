@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,7 +20,7 @@ from train.launch import run_training
 from train.losses import step_weights, ttt_loss
 from train.metrics import read_metrics
 from train.model import Trainee, TrainParts
-from train.world import joined
+from train.world import ALONE, RENDEZVOUS, joined
 
 STAGES = [(0, "float32"), (1, "bfloat16"), (2, "float32"), (3, "float32")]
 
@@ -206,3 +207,16 @@ def test_nothing_is_compiled_on_a_cpu(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     run_training(toy_job(tmp_path, max_steps=1))
     assert not (tmp_path / "extensions").exists()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_group_of_this_machine_is_heard_by_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    if together:  # as one of the processes that training starts
+        for name, value in {**ALONE, RENDEZVOUS: str(tmp_path / "group")}.items():
+            monkeypatch.setenv(name, value)
+    with joined() as world:
+        world.barrier()
+        sockets = psutil.Process().net_connections("inet")
+        assert {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN} <= {"127.0.0.1", "::1"}

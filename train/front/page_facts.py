@@ -13,6 +13,7 @@ from eagle3.atomic import read_json
 from eagle3.redact import hidden_words
 from eval.results import AcceptResult
 from eval.training import Training, training_of
+from train.front.config import PROJECT_ROOT
 from train.front.console import shown_path
 from train.front.context import Run
 from train.metrics import read_metrics
@@ -94,16 +95,15 @@ def recipes(run: Run, probes: list[str]) -> dict[str, str]:
         "Set it beside another draft": f"python -m eval.compare {shlex.quote(folder)} runs/OTHER --out runs/compared",
     }
     for command in probes:
-        kind = command.split("eval.probe ", 1)[1].split()[0] if "eval.probe " in command else ""
-        if kind in PROBES:
-            found[PROBES[kind]] = command
+        kind = command.split("eval.probe ", 1)[1].split()[0] if "eval.probe " in command else "server"
+        found[PROBES[kind]] = command
     return found
 
 
 def again(run: Run) -> list[str]:
     """The eval stage of this run, with its own settings; Hydra takes a relative path from its own program's folder."""
     where = ["--config-path", os.path.abspath(run.run_dir), "--config-name", "config"]
-    return ["python", "train/run.py", *where, "stages=[eval]"]
+    return ["python", shown_path(PROJECT_ROOT / "train" / "run.py"), *where, "stages=[eval]"]
 
 
 def connected(convention: str) -> list[str]:
@@ -113,6 +113,7 @@ def connected(convention: str) -> list[str]:
 
 
 PROBES = {
+    "server": "Start a server that hands out what it feeds",
     "draft": "Find out which wiring the draft was trained on",
     "live": "Find out which tensors a running server feeds it (with --json > probe.json beside the results, this page "
     "shows the answer when it is made again)",

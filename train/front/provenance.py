@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from eagle3.atomic import write_json, write_text
+from eagle3.redact import hidden, hidden_words
 from train.front.config import PROJECT_ROOT, RedraftConfig
 
 PACKAGES = ("redraft", "torch", "deepspeed", "transformers", "datasets", "safetensors", "wandb", "hydra-core", "numpy")
@@ -83,14 +84,15 @@ def hardware() -> dict[str, Any]:
 def write_provenance(config: RedraftConfig, run_dir: Path) -> None:
     """Write `config.yaml` (resolved, usable as a config again) and `run.json` into the run folder."""
     text = OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
-    write_text(run_dir / "config.yaml", RERUN_HEAD + text)
+    write_text(run_dir / "config.yaml", RERUN_HEAD + hidden(text))
+    words = hidden_words(sys.argv)
     facts = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": [sys.executable, *sys.argv],
+        "command": [sys.executable, *words],
         "git": git_state(),
         "versions": package_versions(),
         "hardware": hardware(),
     }
     write_json(run_dir / "run.json", facts)
     with open(run_dir / "commands.log", "a", encoding="utf-8") as log:
-        log.write(f"{facts['started']} {' '.join(sys.argv)}\n")
+        log.write(f"{facts['started']} {' '.join(words)}\n")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3.atomic import read_json, sha256_file, sha256_json, write_json
+from eagle3.atomic import sha256_file, sha256_json
+from eagle3.checked_json import read_checked, write_checked
 from eagle3.place import Place, exists, remove
 from train.front.console import console
 
@@ -31,15 +32,18 @@ class StageRecord:
 
     def finished(self) -> bool:
         """True when the marker is there and speaks of the same inputs."""
-        return exists(self.path) and read_json(self.path).get("fingerprint") == self.fingerprint
+        return exists(self.path) and self._read().get("fingerprint") == self.fingerprint
 
     def changed(self) -> list[str]:
         """Names of the inputs that differ from the last finished run's; empty when there was none."""
         if not exists(self.path):
             return []
-        before = read_json(self.path).get("inputs", {})
+        before = self._read().get("inputs", {})
         now = self.inputs
         return [key for key in now if sha256_json(before.get(key)) != sha256_json(now[key])]
+
+    def _read(self) -> dict[str, Any]:
+        return read_checked(self.path, f"delete {self.path} and run the same command again")
 
     def begin(self) -> None:
         """Withdraw the marker: from here on the output is being rewritten."""
@@ -48,7 +52,7 @@ class StageRecord:
     def finish(self, **facts: Any) -> None:
         """Write the marker, last of all."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        write_json(self.path, {"fingerprint": self.fingerprint, "finished": stamp, "inputs": self.inputs, **facts})
+        write_checked(self.path, {"fingerprint": self.fingerprint, "finished": stamp, "inputs": self.inputs, **facts})
 
 
 def source_fingerprint(source: str) -> Any:

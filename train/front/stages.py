@@ -17,8 +17,9 @@ from data_prep.prepare import check_files, prepare, read_manifest
 from data_prep.rounds import RoundPlan
 from data_prep.store import Store, StoreManifest
 from data_prep.store.seal import is_sealed, is_whole
-from eagle3.atomic import read_json, sha256_file
-from eagle3.checkpoint import load_state, save_served
+from eagle3.atomic import sha256_file
+from eagle3.checked_json import read_checked
+from eagle3.checkpoint import check_files_of, load_state, save_served
 from eagle3.draft import Eagle3Draft
 from eagle3.draft_build import build_draft
 from eagle3.draft_shape import DraftShape
@@ -284,6 +285,18 @@ def train_job(run: Run, folder: Path) -> TrainJob:
     )
 
 
+def served_is_whole(run: Run, record: StageRecord) -> bool:
+    """Whether a finished export's folder is as it was written; says what is not."""
+    if not record.finished():
+        return True
+    try:
+        check_files_of(run.served)
+    except IntegrityError as err:
+        again(err.what, err.where)
+        return False
+    return True
+
+
 def export_stage(run: Run) -> dict[str, Any]:
     """Trained weights -> the folder an engine serves, read back before it takes its name."""
     there = (run.run_dir / "train" / "result.json").exists()
@@ -295,7 +308,7 @@ def export_stage(run: Run) -> dict[str, Any]:
     check_trained(run)
     inputs = {"weights": sha256_file(weights), "export": asdict(run.config.export), "wiring": run.wiring.to_dict()}
     record = StageRecord(run.run_dir / "export.json", inputs)
-    if not skip(record) or not run.served.exists():
+    if not (served_is_whole(run, record) and skip(record)):
         record.begin()
         shape: DraftShape = target_shape(run.config, run.weights)
         draft = build_draft(shape)
@@ -326,7 +339,7 @@ def check_trained(run: Run) -> None:
         WiringError: naming what differs.
     """
     record = run.run_dir / "train" / "stage.json"
-    trained = read_json(record, mend="run the train stage first")["inputs"]
+    trained = read_checked(record, "run the train stage first")["inputs"]
     mend = "give the settings that the draft was trained with, or run the train stage again in another run_dir"
     run.wiring.check_same(Wiring.from_dict(trained["wiring"]), where=str(record), mend=mend)
     TargetIdentity.from_dict(run.identity).check_same(
