@@ -100,7 +100,8 @@ def _probe(series: Series) -> list[Check]:
     said = series.result.probe
     question, asked = "Tensors as measured by the probe", "the trained wiring"
     if not said:
-        return [Check(question, asked, "no probe was run", UNKNOWN, "the command for it stands at the end of the page")]
+        note = "only python -m eval.probe live measures the tensors"
+        return [Check(question, asked, "no probe was run", UNKNOWN, note)]
     return [Check(question, asked, str(said.get("what", "")), PROBED.get(said["verdict"], UNKNOWN), _first(said))]
 
 

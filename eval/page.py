@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import jinja2
 
 from eval.table import number, percent
 
+WORD = re.compile(r"""(?:[^\s'"\\]|'[^']*'|"(?:[^"\\]|\\.)*"|\\.)+""")  # with its quotes
 LINE = 92  # characters of a command's line
 TEMPLATES = Path(__file__).with_name("pages")
 
@@ -29,11 +30,8 @@ def render(template: str, **values: Any) -> str:
 
 def folded(command: str, width: int = LINE) -> str:
     """A long command over several lines, which a shell reads as one: a flag stays beside its value."""
-    try:
-        words = [shlex.quote(word) for word in shlex.split(command)]
-    except ValueError:  # no command of a shell
-        return command
-    if len(command) <= width:
+    words = WORD.findall(command)
+    if len(command) <= width or " ".join(words) != command:  # short, or not what a shell would read
         return command
     lines = [""]
     for unit in _units(words):

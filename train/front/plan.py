@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from data_prep.budget import bytes_per_token
@@ -78,9 +79,9 @@ def plan(config: RedraftConfig) -> None:
         console.print(memory_table(config, made.fit))
     console.print(ids_table(config.build_wiring()))
     for line in made.refusals:
-        console.print(f"  [red]would be refused[/]: {line}")
+        console.print(f"  [red]would be refused[/]: {escape(line)}", markup=True)
     for line in made.missing:
-        console.print(f"  [yellow]missing here[/]: {line}")
+        console.print(f"  [yellow]missing here[/]: {escape(line)}", markup=True)
     if not made.refusals and not made.missing:
         console.print("  nothing is missing here, nothing would be refused")
     if config.plan_json:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from rich.markup import escape
 
 from data_prep.coverage import coverage_report, coverage_table
 from data_prep.prepare import count_supervised, load_prepared
@@ -27,10 +26,10 @@ def draft_vocab_file(run: Run) -> Path:
         except IntegrityError:
             pass  # of other counts or sizes: built again below
     vocab = build_draft_vocab(counts, run.config.draft.vocab_size)
-    save_vocab(path, vocab)
     filled = f", {vocab.filled:,} ids filled up with tokens never seen" if vocab.filled else ""
     console.print(f"      draft vocabulary: {vocab.size:,} tokens, {vocab.coverage:.2%} of supervised ones{filled}")
     show_coverage(run, vocab)
+    save_vocab(path, vocab)  # last: where it stands, coverage.json is its own
     return path
 
 
@@ -43,4 +42,4 @@ def show_coverage(run: Run, vocab: DraftVocab) -> None:
     if len(labels) > 1:
         console.print(coverage_table(report))
     for line in report["warnings"]:
-        console.print(f"      [yellow]{escape(line)}[/]")
+        console.print(f"      {line}", style="yellow")

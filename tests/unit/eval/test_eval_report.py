@@ -300,13 +300,15 @@ def test_a_probe_beside_the_results_is_shown(tmp_path, accept_result, said, word
 
 
 def test_a_long_command_is_folded_and_still_the_same_command() -> None:
-    command = "python -m sglang.launch_server --model-path '/a b/c' --port 30000 --flag=x 'stages=[a,b]' " * 3
+    command = "python -m sglang.launch_server --model-path '/a b'/c --port 30000 --flag=x 'stages=[a,b]' " * 3
+    command = command.strip()
     lines = folded(command).splitlines()
     assert len(lines) > 2 and max(map(len, lines)) <= 92
     assert all(line.endswith(" \\") for line in lines[:-1])
     assert shlex.split(folded(command).replace("\\\n", " ")) == shlex.split(command)
+    assert "'/a b'/c" in folded(command)  # quotes stay as they were written
     assert not any(line.rstrip(" \\").endswith(("--port", "--model-path")) for line in lines)
-    assert folded("say 'it") == "say 'it"
+    assert folded("say 'it " * 30) == "say 'it " * 30
 
 
 def test_the_matrix_has_a_page() -> None:

