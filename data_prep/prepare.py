@@ -184,8 +184,7 @@ def check_files(path: Path, split: str) -> None:
     Raises:
         IntegrityError: naming the file.
     """
-    told = read_manifest(path).get("files")
-    for name, digest in (told[split] if told is not None else {}).items():
+    for name, digest in read_manifest(path).get("files", {}).get(split, {}).items():
         file = path / split / name
         try:
             facts = file.stat()

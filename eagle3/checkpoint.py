@@ -23,7 +23,7 @@ from eagle3.draft import Eagle3Draft
 from eagle3.draft_build import build_draft
 from eagle3.draft_kinds import check_engine, kind_config, kind_of, norms_of, refuse_other_kinds
 from eagle3.draft_shape import LATENT_SIZES, DraftShape
-from eagle3.errors import ConfigError, IntegrityError, WiringError
+from eagle3.errors import ConfigError, IntegrityError, RedraftError, WiringError
 from eagle3.leftovers import temporary
 from eagle3.safetensors_files import read_all
 from eagle3.tensor_file import save_tensors
@@ -178,6 +178,18 @@ def load_served(
         WiringError: another wiring than expected, none at all, or ids that do not mean the folder's own wiring.
     """
     config, tensors = _read(Path(folder))
+    with _damage_told_first(Path(folder), config):
+        return _loaded(Path(folder), config, tensors, embedding, wiring, dtype)
+
+
+def _loaded(
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    embedding: Tensor | None,
+    wiring: Wiring | None,
+    dtype: torch.dtype,
+) -> tuple[Eagle3Draft, Wiring, dict[str, Any]]:
     found = served_wiring(config, str(folder))
     if found is not None and wiring is not None:
         wiring.check_same(found, where=str(folder), mend="use a draft trained on this wiring, or retrain it")
@@ -219,7 +231,8 @@ def warm_start(folder: Path, shape: DraftShape, embedding: Tensor) -> tuple[Eagl
         ConfigError: a size differs.
     """
     config, tensors = _read(Path(folder))
-    found = _shape(config, tensors, str(folder)).to_dict()
+    with _damage_told_first(Path(folder), config):
+        found = _shape(config, tensors, str(folder)).to_dict()
     free = ("rope", "max_position_embeddings", "rms_norm_eps")
     differing = [
         f"{k} is {found[k]}, wanted {v}" for k, v in shape.to_dict().items() if k not in free and found[k] != v
@@ -231,8 +244,9 @@ def warm_start(folder: Path, shape: DraftShape, embedding: Tensor) -> tuple[Eagl
             why="; ".join(differing),
             mend="set the draft's sizes to those of draft.warm_start",
         )
-    draft = _build(shape, tensors, embedding, str(folder))
-    _check_maps(draft, _stated_maps(config), str(folder))
+    with _damage_told_first(Path(folder), config):
+        draft = _build(shape, tensors, embedding, str(folder))
+        _check_maps(draft, _stated_maps(config), str(folder))
     _check_sums(Path(folder), config)
     return draft, vocab_from_maps(draft.d2t, draft.t2d, str(folder)), served_wiring(config, str(folder))
 
@@ -433,6 +447,18 @@ def _check_maps(draft: Eagle3Draft, stated: str, where: str) -> None:
             why=f"the target ids it names hash to {found[:12]}; the draft was trained with {stated[:12]}",
             mend="export the draft again: each row of its head would propose another token than it learnt",
         )
+
+
+@contextlib.contextmanager
+def _damage_told_first(folder: Path, config: dict[str, Any]) -> Iterator[None]:
+    """What does not fit because a file was damaged is told as that, with the file's name."""
+    try:
+        yield
+    except WiringError:
+        raise  # its line names the ids and what they mean, which says more
+    except (RedraftError, KeyError, TypeError, ValueError, AttributeError):
+        _check_sums(folder, config)
+        raise
 
 
 def _check_sums(folder: Path, config: dict[str, Any]) -> None:

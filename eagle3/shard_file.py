@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from eagle3.checked_json import read_checked, with_checksum
@@ -46,6 +47,11 @@ def mend_of(store: Place | str) -> str:
     return f"run {command}, then the extract stage again: only the records of the shards it names are captured anew"
 
 
+def hasher(kind: str) -> Any:
+    """What computes a checksum of `kind`: `update(bytes)`, then `hexdigest()`."""
+    return xxhash.xxh3_128() if kind == "xxh3" else hashlib.sha256()
+
+
 def damaged(path: str, why: str) -> IntegrityError:
     """The line for the data file `path` whose bytes are not those that were written."""
     return IntegrityError("a shard is damaged", where=path, why=why, mend=mend_of(path.rpartition("/")[0]))
@@ -61,8 +67,9 @@ class Entry:
     """One record of a shard: rows `start` to `start + tokens` of each tensor.
 
     `supervised` counts the tokens that a draft can learn (mask on, position 2 or later). `tokens_sha256` is over ids
-    and mask, `sha256` over all the record's bytes: each state's parts in turn, then ids and mask. `sizes` has the
-    lengths of its pieces of tensors that have no rows.
+    and mask, `sha256` and `xxh3` over all the record's bytes: each state's parts in turn, then ids and mask. Readers
+    compare `xxh3` (128 bits), which takes a small part of the time; shards of before have none. `sizes` has the lengths
+    of its pieces of tensors that have no rows.
     """
 
     id: str
@@ -72,10 +79,11 @@ class Entry:
     tokens_sha256: str
     sha256: str
     sizes: dict[str, int] = field(default_factory=dict)
+    xxh3: str = ""
 
     def __post_init__(self) -> None:
         counts = (self.start, self.tokens, self.supervised, *self.sizes.values())
-        texts = (self.id, self.tokens_sha256, self.sha256)
+        texts = (self.id, self.tokens_sha256, self.sha256, self.xxh3)
         if not all(type(one) is int and one >= 0 for one in counts) or not all(isinstance(one, str) for one in texts):
             raise TypeError(f"a record that is none: {str(self)[:100]}")
 
@@ -101,7 +109,8 @@ class RecordPlace:
         tokens: rows.
         states: for each state, in the order they were written in, where its parts lie.
         tail: where ids and mask lie.
-        sha256: over all of these bytes, in this order.
+        checksum: over all of these bytes, in this order.
+        kind: of the checksum, `xxh3` or `sha256`.
     """
 
     path: str
@@ -112,7 +121,8 @@ class RecordPlace:
     tokens: int
     states: dict[str, Spans]
     tail: Spans
-    sha256: str
+    checksum: str
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -220,7 +230,7 @@ class Shard:
         """
         self.check()
         file = ShardFile(self)
-        bad = [entry.id for index, entry in enumerate(self.records) if file.checksums(index) != _said(entry)]
+        bad = [entry.id for index, entry in enumerate(self.records) if file.differs(index)]
         if bad:
             more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
             why = f"checksums differ for {len(bad)} of {len(self.records)} records: {', '.join(bad[:NAMED])}{more}"
@@ -240,10 +250,6 @@ def _ids_in(path: Place) -> list[str]:
         with contextlib.suppress(ValueError):
             ids.append(str(json.loads(text)))
     return ids
-
-
-def _said(entry: Entry) -> tuple[str, str]:
-    return entry.tokens_sha256, entry.sha256
 
 
 class ShardFile:
@@ -325,9 +331,9 @@ class ShardFile:
             tail = (self.span(index, IDS), self.span(index, MASK))
         except (KeyError, ValueError) as err:
             raise unreadable(str(shard.data), f"{err}; record {entry.id}") from None
-        return RecordPlace(
-            str(shard.data), entry.id, shard.codec, self.dtype, self.width, entry.tokens, states, tail, entry.sha256
-        )
+        kept = (shard.codec, self.dtype, self.width)
+        sums = (entry.xxh3, "xxh3") if entry.xxh3 else (entry.sha256, "sha256")
+        return RecordPlace(str(shard.data), entry.id, *kept, entry.tokens, states, tail, *sums)
 
     def tokens(self, index: int) -> tuple[Tensor, Tensor]:
         """`input_ids` [T] int64 and `loss_mask` [T] bool of a record, which are those that were written.
@@ -337,7 +343,7 @@ class ShardFile:
         """
         ids, mask = self._pieces(index, self.place(index).tail)
         if digest([ids, mask]) != self.shard.records[index].tokens_sha256:
-            raise self._differs(index)
+            raise self._damaged(index)
         return _ids(ids), _mask(mask)
 
     def record(self, index: int, names: Sequence[str]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -350,8 +356,8 @@ class ShardFile:
         """
         place = self.place(index)
         pieces = self._record_pieces(place, index)
-        if digest([*(piece for one in pieces.values() for piece in one)]) != place.sha256:
-            raise self._differs(index)
+        if digest([piece for one in pieces.values() for piece in one], place.kind) != place.checksum:
+            raise self._damaged(index)
         states = {}
         for name in names:
             try:
@@ -369,13 +375,21 @@ class ShardFile:
         found = iter(self._pieces(index, [span for one in spans.values() for span in one]))
         return {name: [next(found) for _ in one] for name, one in spans.items()}
 
-    def _differs(self, index: int) -> IntegrityError:
+    def _damaged(self, index: int) -> IntegrityError:
         return damaged(str(self.shard.data), f"checksums differ for record {self.shard.records[index].id}")
 
-    def checksums(self, index: int) -> tuple[str, str]:
-        """SHA-256 of a record's ids and mask; and of all its bytes: each state's parts in turn, ids, mask."""
+    def checksums(self, index: int) -> dict[str, str]:
+        """A record's checksums by their names in its entry, computed from its bytes."""
         pieces = self._record_pieces(self.place(index), index)
-        return digest(pieces[IDS]), digest([piece for one in pieces.values() for piece in one])
+        all_of_it = [piece for one in pieces.values() for piece in one]
+        sums = {kind: digest(all_of_it, kind) for kind in ("sha256", "xxh3")}
+        return {"tokens_sha256": digest(pieces[IDS]), **sums}
+
+    def differs(self, index: int) -> bool:
+        """Whether any checksum of a record's entry is not that of its bytes."""
+        entry = self.shard.records[index]
+        found = self.checksums(index)
+        return any(getattr(entry, name) != found[name] for name in found if name != "xxh3" or entry.xxh3)
 
     def _pieces(self, index: int, spans: Sequence[tuple[int, int]]) -> list[Bytes]:
         try:
@@ -392,12 +406,12 @@ def _mask(data: Bytes) -> Tensor:
     return torch.from_numpy(np.array(data)).bool()
 
 
-def digest(pieces: Sequence[Bytes]) -> str:
-    """SHA-256 of the pieces, one after another."""
-    sha = hashlib.sha256()
+def digest(pieces: Sequence[Bytes], kind: str = "sha256") -> str:
+    """Checksum of the pieces, one after another."""
+    sums = hasher(kind)
     for piece in pieces:
-        sha.update(np.ascontiguousarray(piece).data)
-    return sha.hexdigest()
+        sums.update(np.ascontiguousarray(piece).data)
+    return str(sums.hexdigest())
 
 
 def read_ranges(path: Place, spans: Sequence[tuple[int, int]]) -> list[Bytes]:

@@ -8,7 +8,6 @@ much it wants.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import OrderedDict
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from eagle3.place import Place, store_place
-from eagle3.shard_file import RecordPlace, Spans, damaged, read_ranges, unreadable
+from eagle3.shard_file import RecordPlace, Spans, damaged, hasher, read_ranges, unreadable
 from eagle3.state_codec import CODECS, Bytes
 
 OPEN_FILES = 64  # data files kept open
@@ -76,7 +75,7 @@ class StateReader:
         self.spent.bytes += sum(out.numel() * out.element_size() for _, out, _ in wants)
 
     def _read(self, place: RecordPlace, wants: Sequence[Want]) -> None:
-        path, sha = store_place(place.path), hashlib.sha256()
+        path, sums = store_place(place.path), hasher(place.kind)
         lacking = [name for name, *_ in wants if name not in place.states]
         if lacking:
             raise damaged(place.path, f"no {lacking[0]} of record {place.record}")
@@ -85,7 +84,7 @@ class StateReader:
             for row, pieces in self._blocks(place, path, spans):
                 started = time.perf_counter()
                 for piece in pieces:
-                    sha.update(piece.data)
+                    sums.update(piece.data)
                 try:
                     for out, first in here:
                         _decode(place, pieces, row, out, first)
@@ -93,9 +92,9 @@ class StateReader:
                     raise damaged(place.path, f"{name} of record {place.record}: {err}") from None
                 self.spent.decode += time.perf_counter() - started
         for piece in self._pieces(place.path, path, place.tail):
-            sha.update(piece.data)
+            sums.update(piece.data)
         self._let_go(place)
-        if sha.hexdigest() != place.sha256:
+        if sums.hexdigest() != place.checksum:
             raise damaged(place.path, f"checksums differ for record {place.record}")
 
     def _blocks(self, place: RecordPlace, path: Place, spans: Spans) -> Iterator[tuple[int, list[Bytes]]]:

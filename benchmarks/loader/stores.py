@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import xxhash
 
 from data_prep.capture.sample import CapturedSample
 from data_prep.store import StoreManifest
@@ -94,9 +95,11 @@ def _holes(path: Path, shape: Shape, number: int) -> None:
         file.write(header)
         file.truncate(len(header) + at)
     nothing = bytes(shape.record_bytes + 5 * shape.tokens)  # what a hole reads as: states, ids and mask
-    sums = (hashlib.sha256(nothing[: 5 * shape.tokens]).hexdigest(), hashlib.sha256(nothing).hexdigest())
+    tokens_sha, sha = hashlib.sha256(nothing[: 5 * shape.tokens]).hexdigest(), hashlib.sha256(nothing).hexdigest()
+    xxh3 = xxhash.xxh3_128(nothing).hexdigest()
     entries = tuple(
-        Entry(f"r{number:05d}-{k:05d}", k * shape.tokens, shape.tokens, 0, *sums) for k in range(SHARD_RECORDS)
+        Entry(f"r{number:05d}-{k:05d}", k * shape.tokens, shape.tokens, 0, tokens_sha, sha, xxh3=xxh3)
+        for k in range(SHARD_RECORDS)
     )
     sha, size = hashlib.sha256(header).hexdigest(), len(header) + at
     shard = Shard(path, size, len(header), sha, tokens, entries, data.name, "raw", "bfloat16", shape.hidden)

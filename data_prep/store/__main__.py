@@ -8,7 +8,6 @@ Exit codes: 0 whole, or mended; 1 damage was found (check); 2 no store, or a fil
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +22,7 @@ from eagle3.shard_file import mend_of
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; exit code 2 and one line on an expected failure."""
     parser = Parser(
-        prog="python -m data_prep.store", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m data_prep.store", description=__doc__, examples="python -m data_prep.store check runs/x/store"
     )
     parser.add_argument("command", choices=["check", "mend"], help="only look, or also remove what is damaged")
     parser.add_argument("store", help="folder of the store, or its URL")
@@ -31,8 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(args.command, args.store)
     except OSError as err:
-        why = err.strerror or str(err)
-        raise RedraftError("cannot read or change the store", where=str(err.filename or args.store), why=why) from None
+        where, why = str(err.filename or args.store), err.strerror or str(err)
+        mend = "check the path and its permissions"
+        raise RedraftError("cannot read or change the store", where=where, why=why, mend=mend) from None
 
 
 def run(command: str, path: str) -> int:

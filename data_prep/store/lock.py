@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -16,8 +17,11 @@ class LockHeldError(Exception):
 class FileLock:
     """An exclusive `flock` on `path`, taken at once or refused.
 
+    Where the file system has no locks, nothing is refused, as in `train.front.pipeline.locked`.
+
     Raises:
         LockHeldError: it is held elsewhere.
+        OSError: the file cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,9 +29,10 @@ class FileLock:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._fd)
-            raise LockHeldError(str(path)) from None
+        except OSError as err:
+            if err.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                os.close(self._fd)
+                raise LockHeldError(str(path)) from None
 
     def release(self) -> None:
         """Give the lock up; more than once does no harm."""

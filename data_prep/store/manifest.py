@@ -88,6 +88,7 @@ class StoreManifest:
                 where=where,
                 why=f"found format {kind!r} version {version!r}, expected {FORMAT!r} {OLD} or {VERSION}",
                 mend="point at a store that this version wrote, or extract again",
+                page="formats",
             )
         try:
             return cls(

@@ -201,6 +201,7 @@ def _check_wiring(wanted: Wiring, manifest: StoreManifest, accept_other: bool, w
             where=where,
             why=f"no {', '.join(missing)}; it holds {', '.join(s.name for s in found.stored_sites)}",
             mend="extract again with this wiring",
+            page="formats",
         )
     by_name = ", or set store.accept_other_wiring=true: the store holds every site needed" if readable else ""
     wanted.check_same(found, where=where, mend=f"extract again with this wiring{by_name}")

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+import xxhash
 
 from data_prep.capture.sample import CapturedSample
 from data_prep.store.encoders import Encoders
@@ -134,11 +135,12 @@ def remove_orphans(store: Place, age: float = ORPHAN_AGE) -> list[str]:
 
 @dataclass
 class _Record:
-    """A record while it is written: its first row, its running checksum, the sizes of its pieces without rows."""
+    """A record while it is written: its first row, its running checksums, the sizes of its pieces without rows."""
 
     sample: CapturedSample
     start: int
     sha: Any = field(default_factory=hashlib.sha256)
+    xxh3: Any = field(default_factory=xxhash.xxh3_128)
     sizes: dict[str, int] = field(default_factory=dict)
 
     def entry(self) -> Entry:
@@ -146,9 +148,8 @@ class _Record:
         sample = self.sample
         tokens_sha = tokens_sha256(sample.input_ids, sample.loss_mask)
         supervised = supervised_count(sample.loss_mask)
-        return Entry(
-            sample.record_id, self.start, sample.tokens, supervised, tokens_sha, self.sha.hexdigest(), self.sizes
-        )
+        sums = {"sha256": self.sha.hexdigest(), "xxh3": self.xxh3.hexdigest()}
+        return Entry(sample.record_id, self.start, sample.tokens, supervised, tokens_sha, sizes=self.sizes, **sums)
 
 
 class _DataFile:
@@ -186,6 +187,7 @@ class _DataFile:
         self.handle.seek(self.room + at)
         self.handle.write(piece.data)
         record.sha.update(piece.data)
+        record.xxh3.update(piece.data)
 
     def finish(self) -> bytes:
         """Write the header, and return it."""

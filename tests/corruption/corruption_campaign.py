@@ -24,7 +24,7 @@ from pathlib import Path
 from corruption_damage import Damage, draw
 from corruption_subjects import SUBJECTS, Subject, digest
 
-from eagle3.errors import RedraftError
+from eagle3.errors import RedraftError, WiringError
 
 OPEN, READ, HARMLESS, MISSED = "at open", "at read", "harmless", "missed"
 MENDED_EVERY = 10
@@ -71,7 +71,8 @@ def judge(subject: Subject, sound: str, damage: Damage) -> Outcome:
         verdict = READ
         value = subject.read(opened)
     except RedraftError as err:
-        return Outcome(verdict, str(err)) if tells(str(err), damage) else Outcome(MISSED, f"says too little: {err}")
+        told = tells(str(err), damage) or (isinstance(err, WiringError) and str(subject.folder) in str(err))
+        return Outcome(verdict, str(err)) if told else Outcome(MISSED, f"says too little: {err}")
     except Exception:
         return Outcome(MISSED, traceback.format_exc().splitlines()[-1])
     if digest(value) == sound:

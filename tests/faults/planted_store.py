@@ -81,7 +81,7 @@ def _swapped_states(bench: Bench, planted: bool) -> str:
         first, second = (slice(at // 2, at // 2 + rows * file.width) for at in (begin, other))
         states[first], states[second] = states[second].copy(), states[first].copy()
         states.flush()
-    entries = [replace(entry, sha256=file.checksums(place)[1]) for place, entry in enumerate(shard.records)]
+    entries = [replace(entry, **file.checksums(place)) for place, entry in enumerate(shard.records)]
     write_json(shard.path, replace(shard, records=tuple(entries)).to_dict())
     write_seal(store, find_shards(store))
     return train(bench, store)

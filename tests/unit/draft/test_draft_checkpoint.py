@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle3.checkpoint import load_served, load_state, save_served, warm_start
+from eagle3.atomic import sha256_file
+from eagle3.checkpoint import load_served, load_state, save_served, sealed_config, warm_start
 from eagle3.config import DraftConfig
 from eagle3.conventions import convention
 from eagle3.draft import DraftCache
@@ -52,15 +53,18 @@ def served(make_draft, tmp_path):
 
 
 def edit(folder, change):
-    """Rewrite the folder's tensors."""
+    """Rewrite the folder's tensors, as if they had been exported so."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
+    edit_config(folder, lambda _: None)
 
 
 def edit_config(folder, change):
+    """Change config.json likewise: the checksums agree."""
     config = json.loads((folder / "config.json").read_text())
     change(config)
+    config = sealed_config(config, sha256_file(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -146,6 +150,17 @@ def test_an_absent_embedding_or_one_of_another_target_is_refused(served):
         load_served(folder)
     with pytest.raises(IntegrityError, match=r"embed_tokens\.weight is \[41, 16\]"):
         load_served(folder, torch.zeros(41, 16))
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_one_changed_bit_is_refused_by_the_files_name(served, file):
+    folder, draft, _ = served
+    content = (folder / file).read_bytes()
+    at = content.index(b"256,") if file == "config.json" else len(content) - 1  # max_position_embeddings
+    (folder / file).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    for read in (load_served, lambda *given: warm_start(folder, draft.shape, given[1])):
+        with pytest.raises(IntegrityError, match=rf"exported \[.*{file}\]: .*checksum differs.*To mend: export"):
+            read(folder, draft.embed_tokens.weight.detach())
 
 
 def test_another_wiring_is_refused(served):

@@ -137,7 +137,7 @@ def test_a_shard_of_version_1_is_read(tmp_path: Path, make_sample: Maker) -> Non
     for key in ("data_name", "codec", "dtype", "width", "store", "checksum"):
         del raw[key]
     for entry in raw["records"]:
-        del entry["sizes"]
+        del entry["sizes"], entry["xxh3"]
     sidecar.write_text(json.dumps({**raw, "version": 1}))
     shard = Shard.read(sidecar)
     shard.verify()
@@ -145,6 +145,10 @@ def test_a_shard_of_version_1_is_read(tmp_path: Path, make_sample: Maker) -> Non
     ids, mask, states = ShardFile(shard).record(0, ["final"])
     assert torch.equal(states["final"], sample.final) and torch.equal(ids, sample.input_ids)
     assert torch.equal(mask, sample.loss_mask)
+    data = shard.data.read_bytes()
+    shard.data.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(IntegrityError, match="checksums differ for record r0"):  # by SHA-256
+        ShardFile(shard).record(0, ["final"])
     sidecar.write_text(json.dumps({**raw, "version": 3}))
     with pytest.raises(IntegrityError, match="version 3"):
         Shard.read(sidecar)
