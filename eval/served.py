@@ -7,10 +7,11 @@ request to the last answer, and kept on disk as soon as it is over.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import platform
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from eagle3.conventions import explain
 from eagle3.errors import RedraftError
 from eagle3.wiring import Wiring
 from eval.accept import WARM_UP_TOKENS, beside_plain, engine_ids, scalars, served_wirings, shown_text
-from eval.alarm import find_alarms
+from eval.alarm import allowed_gap, find_alarms
 from eval.config import EvalConfig
 from eval.counts import checked, checked_plain
-from eval.engines.base import Ask, BatchRun, Generation, ServedEngine, Session
+from eval.engines.base import Ask, BatchRun, Generation, ServedEngine, ServerGone, Session
 from eval.partial import Partial
 from eval.prompts import PromptSet, encode_prompt
 from eval.results import AcceptResult, PromptResult, Served, SetResult, Wall, prompt_result, summarize
@@ -69,6 +70,7 @@ def measure_served(
 
     Finished batches are kept in `folder/partial.json`. They are used again by the next call with equal settings, and
     the file stays while a prompt is left that failed, so that the next call tries the batches with failures again.
+    A server that dies in the middle of its phase costs what it had not answered; the result says what is missing.
 
     Args:
         engine: serves the target with a wiring or without a draft.
@@ -89,7 +91,8 @@ def measure_served(
         log: called once with scalar metrics.
 
     Raises:
-        RedraftError: a server does not start, dies, speculates where it must not, or answers no prompt of a batch.
+        RedraftError: a server does not start, speculates where it must not, or answers no prompt of a batch; or the
+            draft's died before a single batch was over.
         DataError: a prompt cannot be rendered.
     """
     same = {name: value for name, value in asdict(cfg).items() if name not in NOT_OF_A_BATCH}
@@ -107,6 +110,7 @@ def measure_served(
     )
     for mode, wiring in phases(cfg, trained).items():
         work.phase(mode, wiring)
+    served, missing = _served(work, prompt_sets, trained, tokenizer)
     result = AcceptResult(
         title=title,
         engine=engine.name,
@@ -117,16 +121,18 @@ def measure_served(
         trained=trained.to_dict(),
         engine_ids=engine_ids(trained),
         predicted_acceptance=predicted_acceptance,
-        served=_served(work, prompt_sets, trained, tokenizer),
+        served=served,
         commands=commands or [],
         environment=client_environment(),
         target=target,
         draft=draft,
         plain_facts=work.partial.facts(PLAIN) if cfg.baseline else {},
         plain_failures=_plain_failures(work, prompt_sets) if cfg.baseline else {},
+        missing=missing,
     )
+    result.allowed_gap = allowed_gap(result.predicted_tau, cfg.alarm)
     result.alarm = find_alarms(result, cfg.alarm, next_commands or [], tree=cfg.server.topk > 1)
-    if not result.plain_failures and not any(one.failures for one in result.served):
+    if not result.incomplete:
         work.partial.discard()
     if log is not None:
         log(scalars(result))
@@ -152,6 +158,8 @@ class _Work:
     keys: dict[str, str]  # set name -> its name with the hash of its tokens
     partial: Partial
     advance: Callable[[int], None]
+    unasked: dict[tuple[str, int, str], BatchRun] = field(default_factory=dict)  # lost with a server that died
+    last: ServerGone | None = None  # how the last server died that did
 
     def phase(self, mode: str, wiring: Wiring | None) -> None:
         """Measure what is not finished yet; starts no server when all is."""
@@ -159,17 +167,31 @@ class _Work:
             try:
                 with self.engine.serve(wiring) as session:
                     self.partial.enter(mode, session.facts)
-                    self._measure(mode, session)
+                    with self._surviving(mode):
+                        self._measure(mode, session)
             except RedraftError as err:
-                raise self._with_hope(err) from err
+                raise self.with_hope(err) from err
         else:
             self.advance(sum(map(len, self.asks.values())) * len(self.cfg.batch_sizes))
 
     def finished(self, mode: str, batch: int, name: str) -> BatchRun:
         """A batch that the phases have measured."""
-        run = self.partial.get(mode, batch, self.keys[name])
+        run = self.partial.get(mode, batch, self.keys[name]) or self.unasked.get((mode, batch, name))
         assert run is not None
         return run
+
+    @contextlib.contextmanager
+    def _surviving(self, mode: str) -> Iterator[None]:
+        """Where the server dies, put down what it has not answered; batches of an earlier run stay as they are."""
+        try:
+            yield
+            return
+        except ServerGone as err:
+            self.last = lost = err
+        for batch, name in self._todo(mode):
+            asks = self.asks[name]
+            why = {ask.id: f"not asked: {lost.what}: {lost.why}" for ask in asks}
+            self.unasked[mode, batch, name] = BatchRun([None] * len(asks), why, 0.0)
 
     def _todo(self, mode: str) -> list[tuple[int, str]]:
         units = [(batch, name) for batch in self.cfg.batch_sizes for name in self.asks]
@@ -213,24 +235,33 @@ class _Work:
             mend="read the server's log, or leave this set out of eval.prompt_sets",
         )
 
-    def _with_hope(self, err: RedraftError) -> RedraftError:
+    def with_hope(self, err: RedraftError) -> RedraftError:
         """The same error, saying that what is finished is kept."""
         if not len(self.partial):
             return err
         kept = f"{len(self.partial)} finished batches are kept, the same command goes on after them"
-        return type(err)(err.what, where=err.where, why=err.why, mend=f"{err.mend}; {kept}" if err.mend else kept)
+        mend = f"{err.mend}; {kept}" if err.mend else kept
+        return type(err)(err.what, where=err.where, why=err.why, mend=mend, page=err.page)
 
 
 def _served(
     work: _Work, prompt_sets: list[PromptSet], trained: Wiring, tokenizer: PreTrainedTokenizerBase
-) -> list[Served]:
-    """Every mode at every batch size, from the finished batches."""
-    out = []
+) -> tuple[list[Served], dict[str, str]]:
+    """Every mode at every batch size from the finished batches; and why there is nothing to tell of some.
+
+    Raises:
+        ServerGone: there is nothing to tell of any.
+    """
+    out, missing = [], {}
     for mode, wiring in served_wirings(trained, work.cfg.serve).items():
         differences = [] if wiring == trained else explain(trained, wiring)
         for batch in work.cfg.batch_sizes:
             units = [_Unit(work, mode, batch, one, tokenizer) for one in prompt_sets]
-            sets = [unit.result() for unit in units]
+            failures = {f"{u.prompts.name}/{name}": why for u in units for name, why in u.run.failures.items()}
+            sets = [unit.result() for unit in units if unit.answered]
+            if not sets:
+                missing[f"{mode}, batch {batch}"] = next(iter(failures.values()), "no prompts")
+                continue
             rows = [row for one in sets for row in one.prompts]
             asked = sum(len(one.prompts) for one in prompt_sets)
             walls, plain_walls = Wall.total([u.wall for u in units]), Wall.total([u.plain_wall for u in units])
@@ -243,10 +274,12 @@ def _served(
                     overall=summarize("all", rows, asked, walls, plain_walls),
                     batch=batch,
                     facts=work.partial.facts(mode),
-                    failures={f"{u.prompts.name}/{name}": why for u in units for name, why in u.run.failures.items()},
+                    failures=failures,
                 )
             )
-    return out
+    if not out and work.last is not None:
+        raise work.with_hope(work.last)
+    return out, missing
 
 
 class _Unit:
@@ -258,6 +291,10 @@ class _Unit:
         self.prompts, self._work, self._tokenizer = prompts, work, tokenizer
         self.run = work.finished(mode, batch, prompts.name)
         self.plain = work.finished(PLAIN, batch, prompts.name) if work.cfg.baseline else None
+
+    @property
+    def answered(self) -> bool:
+        return any(made is not None for made in self.run.generations)
 
     @property
     def wall(self) -> Wall | None:

@@ -16,6 +16,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "targets"
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that ask a server again do so at once."""
+    monkeypatch.setattr("eagle3.patient_http.sleep", lambda _seconds: None)
+
+
 def _cached(name: str, recipe: dict[str, Any], make: Callable[[Path], Path]) -> Path:
     """The folder of this very recipe; one test process makes it while others wait."""
     from eagle3.atomic import sha256_json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from eagle3.config import require
@@ -134,9 +135,23 @@ class TrackConfig:
 
     wandb: str = "auto"  # "auto": online with an API key, else offline; "online", "offline", "disabled"
     project: str = "redraft"
+    entity: str = ""  # user or team whose project it is; "" = the default of the key
+    group: str = ""  # runs of one group are shown together; "" = none, and the jobs of a sweep are one group
+    job_type: str = "draft"  # kind of run, to filter by; one run holds training and measurement
+    tags: list[str] = field(default_factory=list)
+    artifacts: bool = True  # record the store's manifest and the served folder with its model card
+    artifact_mib: int = 16  # files up to this size are uploaded; larger ones are entered by their place and size
 
     def validate(self) -> None:
         """Raise ConfigError on the first bad field."""
         modes = ("auto", "online", "offline", "disabled")
-        require(bool(self.project), "track.project", self.project, "a name")
         require(self.wandb in modes, "track.wandb", self.wandb, " or ".join(modes))
+        slashes = "one word without / \\ # ? % :"
+        require(bool(re.fullmatch(r"[^/\\#?%:]{1,128}", self.project)), "track.project", self.project, slashes)
+        require(bool(re.fullmatch(r"[\w.-]*", self.entity)), "track.entity", self.entity, "a user or team, or nothing")
+        for name in ("group", "job_type"):
+            value = getattr(self, name)
+            require(len(value) <= 128, f"track.{name}", value, "at most 128 characters")
+        for tag in self.tags:
+            require(1 <= len(tag) <= 64, "track.tags", tag, "1 to 64 characters")
+        require(self.artifact_mib >= 0, "track.artifact_mib", self.artifact_mib, "0 or a number of MiB")

@@ -42,6 +42,7 @@ from yaml import YAMLError
 from eagle3.errors import ConfigError, RedraftError
 from eagle3.redact import hidden_words
 from train.front.config import RedraftConfig, hydra_error, omegaconf_error, register, typed
+from train.terminal import settle
 
 register()
 failures: list[RedraftError] = []
@@ -145,6 +146,7 @@ def cli() -> int:
         why = str(err).splitlines()[0]
         return refuse(ConfigError("the configuration cannot be composed", why=why, mend="mend the preset"))
     except KeyboardInterrupt:
+        settle(sys.stdout)
         print(INTERRUPTED, file=sys.stderr)
         return 130
     return min((err.exit_code for err in failures), default=0)

@@ -19,11 +19,13 @@ from data_prep.capture.sglang_samples import RESTART, Asked, sample
 from data_prep.config import SGLangCaptureConfig
 from eagle3.conventions import EngineConvention, convention, sglang_convention
 from eagle3.errors import RedraftError, WiringError
+from eagle3.patient_http import NoAnswerError, PatientClient
 from eagle3.wiring import Wiring
 
 WHOLE = {"disable_radix_cache": True, "chunked_prefill_size": -1, "pp_size": 1, "enable_mixed_chunk": False}
 WHOLE_FLAGS = "--disable-radix-cache --chunked-prefill-size -1"
 NORM_TOLERANCE = 0.05
+INFO_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,13 @@ def plan_servers(cfg: SGLangCaptureConfig, wiring: Wiring, client: httpx.Client 
             where="capture.backend=sglang_http",
             why=f"wiring.teacher is {wiring.teacher}",
             mend="set wiring.teacher=final_normed, or capture in process with capture.backend=sglang",
+            page="capture",
         )
-    with client or httpx.Client(timeout=60.0) as http:
+    http = PatientClient(INFO_TIMEOUT_S, client=client)
+    try:
         aux, last = (_server_info(http, url) for url in (cfg.url, cfg.teacher_url))
+    finally:
+        http.close()
     version = str(aux.get("version", ""))
     rule = sglang_convention(version) if cfg.convention == "auto" else convention(cfg.convention)
     ids = render_ids(rule, wiring)
@@ -79,20 +85,19 @@ def plan_servers(cfg: SGLangCaptureConfig, wiring: Wiring, client: httpx.Client 
     return HTTPPlan(version, rule, ids, str(aux.get("dtype", "auto")))
 
 
-def _server_info(http: httpx.Client, url: str) -> dict[str, Any]:
+def _server_info(http: PatientClient, url: str) -> dict[str, Any]:
     try:
-        answer = http.get(f"{url.rstrip('/')}/server_info")
-        answer.raise_for_status()
-        found = answer.json()
-    except (httpx.HTTPError, ValueError) as err:
+        found = http.json("GET", f"{url.rstrip('/')}/server_info")
+    except NoAnswerError as err:
         raise RedraftError(
             "cannot ask a server how it runs",
             where=f"{url}/server_info",
-            why=str(err) or type(err).__name__,
+            why=f"{err.what}: {err.why}",
             mend="start SGLang 0.5.23 or newer there, and wait until it is ready",
         ) from None
     if not isinstance(found, dict):
-        raise RedraftError("not an SGLang server", where=url, why="/server_info is no JSON object")
+        why, mend = "/server_info is no JSON object", "give the address of an SGLang server"
+        raise RedraftError("not an SGLang server", where=url, why=why, mend=mend)
     return found
 
 
@@ -174,7 +179,7 @@ class SGLangHTTPCapture:
         self.wiring, self.plan, self.cfg = wiring, plan, cfg
         self.vocab_size, self.final_norm, self.out_dtype = vocab_size, final_norm, out_dtype
         self.info: dict[str, Any] = dict(plan.identity)
-        self._http = client or httpx.Client(timeout=cfg.timeout_s)
+        self._http = PatientClient(cfg.timeout_s, client=client)
 
     def close(self) -> None:
         """Close the connections."""
@@ -205,17 +210,18 @@ class SGLangHTTPCapture:
             "return_hidden_states": True,
         }
         try:
-            answer = self._http.post(f"{url.rstrip('/')}/generate", json=body)
-            answer.raise_for_status()
-            meta = answer.json()["meta_info"]
-            states = torch.tensor(meta["hidden_states"][0], dtype=torch.float32)
-        except httpx.HTTPStatusError as err:
-            text = err.response.text[:200]
-            raise self._failed(url, one, f"status {err.response.status_code}: {text}") from None
-        except TypeError as err:  # JSON has no NaN: the server writes null
+            meta = self._http.json("POST", f"{url.rstrip('/')}/generate", body)["meta_info"]
+            rows = meta["hidden_states"][0]
+        except NoAnswerError as err:
+            raise self._failed(url, one, f"{err.what}: {err.why}") from None
+        except (TypeError, KeyError, IndexError) as err:
+            raise self._failed(url, one, f"the answer holds no meta_info.hidden_states ({err})") from None
+        try:
+            states = torch.tensor(rows, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as err:  # JSON has no NaN: the server writes null
             raise self._failed(url, one, f"a state is not a number ({err}), as when it is not finite") from None
-        except (httpx.HTTPError, ValueError, KeyError, IndexError) as err:
-            raise self._failed(url, one, f"{type(err).__name__}: {err}") from None
+        if states.ndim != 2:
+            raise self._failed(url, one, f"the states are no table, but of shape {list(states.shape)}")
         self._check_answer(url, one, meta, states, width)
         return states
 
@@ -232,7 +238,7 @@ class SGLangHTTPCapture:
         if str(meta.get("id", one.record_id)) != one.record_id:
             why = f"it is for {meta['id']}"
             raise RedraftError("the server answered another request", where=where, why=why, mend=RESTART)
-        if states.ndim != 2 or states.shape[0] != one.tokens or meta.get("cached_tokens"):
+        if states.shape[0] != one.tokens or meta.get("cached_tokens"):
             raise RedraftError(
                 "the server returned another number of states than tokens",
                 where=where,

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -17,15 +14,14 @@ import httpx
 
 from data_prep.regenerate.config import RegenerateConfig
 from eagle3.errors import ConfigError, RedraftError
+from eagle3.patience import AWAY, Backoff, message_of, not_json, one_line, retry_after, worth_another_try
 
-LONGEST_BACKOFF_S = 30.0
 UNHEARD = 3  # times the patience that one request is kept while others are answered and it meets nobody
 LONGEST_POLL_S = 5.0  # between two looks at a server that cannot be reached
+LEAST_ASKED_S = 30.0  # up to which a Retry-After is heeded whatever the patience
 CONNECT_TIMEOUT_S = 10.0
-AWAY = (502, 503, 504)  # what stands in for a server that is not there
-AGAIN = (408, 425, 429)  # of the 4xx, those that say "not now"
 POINTLESS = (401, 403, 404, 405)  # no request of this run will fare better
-_SHOWN = 300  # characters of a server's own message
+sleep, clock, limit = asyncio.sleep, time.monotonic, asyncio.timeout
 T = TypeVar("T")
 
 
@@ -68,17 +64,19 @@ class ChatClient:
     Args:
         url: of the server, with or without a final `/v1`.
         cfg: patience and concurrency.
+        gone: for a server started here: a clause saying why it is dead, or nothing while it lives.
 
     Raises:
         ConfigError: `cfg.api_key_env` names no variable.
     """
 
-    def __init__(self, url: str, cfg: RegenerateConfig) -> None:
+    def __init__(self, url: str, cfg: RegenerateConfig, gone: Callable[[], str] | None = None) -> None:
         self.url, self._auth = _without_login(url.rstrip("/").removesuffix("/v1").rstrip("/"))
         self._cfg = cfg
         self._key = _api_key(cfg.api_key_env)
         self._heard = -1.0  # when the server last gave a sensible answer
-        self._dice = random.Random()  # spreads the retries; nothing that is kept hangs on it
+        self._backoff = Backoff(cfg.backoff_s, asked_s=max(cfg.outage_s, LEAST_ASKED_S))
+        self._gone = gone or (lambda: "")
         self._http = self._client()
 
     def _client(self) -> httpx.AsyncClient:
@@ -123,39 +121,42 @@ class ChatClient:
 
         Raises:
             FailedError: the request is bad, or all its tries failed.
-            ServerGone: no request was answered for `patience_s`.
+            ServerGone: no request was answered for `patience_s`, or the server started here has ended.
             ConfigError: the server wants another key, or knows no such path or model.
         """
         patience_s = self._cfg.outage_s if patience_s is None else patience_s
         away_since, tries, looks = -1.0, 0, 0
         while True:
-            began = time.monotonic()
+            began = clock()
             try:
                 return read(await self._once(method, path, body))
             except UnusableError as err:
                 trouble = _Trouble(str(err))
             except _Trouble as err:
                 trouble = err
+            self._check_alive()
             if trouble.away:
                 away_since = began if away_since < 0 else away_since
                 self._check_patience(away_since, patience_s, trouble)
-                await self._sleep(max(trouble.wait_s, min(self._growing(looks), LONGEST_POLL_S)))
                 looks += 1
+                await sleep(min(self._backoff.pause(looks, trouble.wait_s), max(LONGEST_POLL_S, trouble.wait_s)))
                 continue
             away_since, looks, tries = -1.0, 0, tries + 1
             if tries > self._cfg.retries:
                 raise FailedError(f"{trouble.why} ({tries} tries)", "server")
-            await self._sleep(max(trouble.wait_s, self._growing(tries - 1)))
+            await sleep(self._backoff.pause(tries, trouble.wait_s))
 
-    def _growing(self, step: int) -> float:
-        """Seconds before a retry: doubled step by step, spread so that waiting requests do not come back as one."""
-        return min(self._cfg.backoff_s * 2 ** min(step, 30), LONGEST_BACKOFF_S) * self._dice.uniform(0.5, 1.0)
-
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(min(seconds, max(self._cfg.outage_s, LONGEST_BACKOFF_S)))
+    def _check_alive(self) -> None:
+        if why := self._gone():
+            raise ServerGone(
+                "the server has ended",
+                where=self.url,
+                why=why,
+                mend="mend what its log names, then run the same command again: finished answers are kept",
+            )
 
     def _check_patience(self, away_since: float, patience_s: float, trouble: _Trouble) -> None:
-        now = time.monotonic()
+        now = clock()
         waited, silent = now - away_since, now - max(away_since, self._heard)
         if silent <= patience_s:
             if waited > UNHEARD * patience_s:  # others are answered all the while
@@ -170,30 +171,30 @@ class ChatClient:
 
     async def _once(self, method: str, path: str, body: Any) -> Any:
         try:
-            async with asyncio.timeout(self._cfg.timeout_s):
+            async with limit(self._cfg.timeout_s):
                 response = await self._http.request(method, path, json=body)
         except (httpx.ConnectError, httpx.ConnectTimeout) as err:
-            raise _Trouble(f"no connection: {self._clean(str(err) or type(err).__name__)}", away=True) from None
+            raise _Trouble(f"no connection: {one_line(str(err) or type(err).__name__, self._key)}", away=True) from None
         except (TimeoutError, httpx.TimeoutException):
             raise _Trouble(f"no answer in {self._cfg.timeout_s:g} s") from None
         except httpx.HTTPError as err:
-            raise _Trouble(f"the connection broke: {self._clean(str(err) or type(err).__name__)}") from None
+            raise _Trouble(f"the connection broke: {one_line(str(err) or type(err).__name__, self._key)}") from None
         self._judge(response, path)
         try:
             answer = response.json()
         except ValueError:
-            raise _Trouble(f"the answer is no whole JSON ({len(response.content)} bytes)") from None
-        self._heard = time.monotonic()
+            raise _Trouble(f"the answer is no whole JSON: {not_json(response, self._key)}") from None
+        self._heard = clock()
         return answer
 
     def _judge(self, response: httpx.Response, path: str) -> None:
         status = response.status_code
         if status < 300:
             return
-        said = self._clean(_message(response))
-        if status in AGAIN or status >= 500:
-            raise _Trouble(f"the server answered {status}: {said}", away=status in AWAY, wait_s=_retry_after(response))
-        self._heard = time.monotonic()
+        said = message_of(response, self._key)
+        if worth_another_try(status):
+            raise _Trouble(f"the server answered {status}: {said}", away=status in AWAY, wait_s=retry_after(response))
+        self._heard = clock()
         if status in POINTLESS:
             mends = {404: "check the address and regenerate.model", 405: "check the address"}
             raise ConfigError(
@@ -203,12 +204,6 @@ class ChatClient:
                 mend=mends.get(status, "name the variable with a valid key in regenerate.api_key_env"),
             )
         raise FailedError(f"the server answered {status}: {said}", "request")
-
-    def _clean(self, text: str) -> str:
-        """A text from outside in one line, without the key that a server may have echoed."""
-        if self._key:
-            text = text.replace(self._key, "***")
-        return " ".join(text.split())[:_SHOWN]
 
 
 def _api_key(variable: str) -> str:
@@ -230,25 +225,3 @@ def _without_login(url: str) -> tuple[str, tuple[str, str] | None]:
         return url, None
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=host)), (parts.username, parts.password or "")
-
-
-def _message(response: httpx.Response) -> str:
-    """What the server says about an error: the message of its JSON, or the start of its text."""
-    try:
-        body = response.json()
-        error = body.get("error", body) if isinstance(body, dict) else body
-        text = error.get("message") or error.get("detail") or error if isinstance(error, dict) else error
-    except ValueError:
-        text = response.text
-    return str(text) or "no message"
-
-
-def _retry_after(response: httpx.Response) -> float:
-    """Seconds that a Retry-After header asks for: a number, or a date (RFC 9110, 10.2.3); 0 without one."""
-    text = response.headers.get("retry-after", "").strip()
-    if text.isdigit():
-        return float(text)
-    try:
-        return max((parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds(), 0.0)
-    except (ValueError, TypeError):
-        return 0.0

@@ -192,6 +192,7 @@ class _Regeneration:
                 where=self.source.name,
                 why=f"{self.in_a_row} records failed in a row; {self._commonest()}",
                 mend="read the server's log; a rerun goes on with what is missing",
+                page="samples",
             )
         allowed = self.cfg.max_failures * self.held.records
         if len(self.failures) > allowed:
@@ -200,6 +201,7 @@ class _Regeneration:
                 where=f"regenerate.max_failures={self.cfg.max_failures:g}",
                 why=f"{len(self.failures)} of {self.held.records}; {self._commonest()}",
                 mend="mend what the reasons name, or allow more; a rerun asks only for what is missing",
+                page="samples",
             )
 
     def _commonest(self) -> str:

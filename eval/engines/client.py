@@ -10,46 +10,55 @@ from typing import Any
 import httpx
 
 from eagle3.errors import RedraftError
-from eval.engines.base import Ask, BatchRun, Generation
+from eagle3.patience import AWAY, Backoff, message_of, not_json, retry_after, worth_another_try
+from eval.engines.base import Ask, BatchRun, Generation, ServerGone
 
-BACK_OFF_S = 0.5  # before the second try; doubled for each further one
-LONGEST_BACK_OFF_S = 8.0
+BACKOFF = Backoff(first_s=0.5, longest_s=8.0, asked_s=60.0)
 CONNECT_TIMEOUT_S = 10.0
+LOOK_TIMEOUT_S = 60.0  # for what a server says of itself
+GIVE_UP = 4  # requests in a row, or as many as are under way at once, that the server failed: it is asked no further
 SETTLE_S = 4.0  # for a server's end to become known, once it cannot be reached
-_SHOWN = 200  # characters of a server's own message
-
-
-class ServerGone(RedraftError):
-    """The server has ended or cannot be reached any more; asking it again is pointless."""
+sleep, clock, limit = asyncio.sleep, time.monotonic, asyncio.timeout
 
 
 class _PassingTrouble(Exception):
     """A failure that another try may not meet."""
 
-    def __init__(self, what: str, why: str, unreachable: bool = False) -> None:
+    def __init__(self, what: str, why: str, unreachable: bool = False, asked_s: float = 0.0) -> None:
         super().__init__(what)
-        self.what, self.why, self.unreachable = what, why, unreachable
+        self.what, self.why, self.unreachable, self.asked_s = what, why, unreachable, asked_s
 
 
 class JsonServer:
     """A server that answers JSON.
 
-    Retried, `retries` times with growing pauses: a refused or broken connection, a 5xx or 429 answer, an answer that
-    is no JSON. Not retried: any other 4xx, and an answer that does not come in time, for the next would not either.
+    Retried, `retries` times with growing pauses: a refused or broken connection, a 5xx, 408, 425 or 429 answer, an
+    answer that is no JSON. Prompts are kept for a server that cannot be reached for `outage_s` besides: it may come
+    back. Not retried: any other refusal, and an answer that is not whole in time, for the next would not be either.
+    Where requests fail by the server's fault one after another, the rest is not asked.
 
     Args:
         url: of the server; proxies of the environment are not used.
-        timeout_s: for one whole request.
+        timeout_s: for one whole request, however slowly its bytes come.
         retries: of one request.
+        outage_s: how long a server that cannot be reached is waited for, once it was there.
         gone: for a server started here: a clause saying why it is dead, or nothing while it lives.
     """
 
-    def __init__(self, url: str, timeout_s: float, retries: int, gone: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        retries: int,
+        gone: Callable[[], str] | None = None,
+        outage_s: float = 0.0,
+    ) -> None:
         self.url = url.rstrip("/")
-        self.timeout_s, self.retries = timeout_s, retries
+        self.timeout_s, self.retries, self.outage_s = timeout_s, retries, outage_s
         self._can_tell = gone is not None
         self._gone = gone or (lambda: "")
-        self._lost = ""  # why it is unreachable, once all tries to connect have failed
+        self._lost = ""  # why it is given up
+        self._in_a_row, self._give_up = 0, GIVE_UP  # requests that it failed since its last answer, and the limit
 
     def get(self, path: str) -> Any:
         """JSON of one GET.
@@ -71,6 +80,10 @@ class JsonServer:
         async with self._client(1) as client:
             return await self._tried(client, "GET", path, None, read)
 
+    def gone(self) -> str:
+        """Why the server is dead or given up, in one clause; empty while it may be asked."""
+        return self._gone() or self._lost
+
     def ask_all(
         self,
         asks: Sequence[Ask],
@@ -87,10 +100,14 @@ class JsonServer:
             done: called with 1 as each ask ends.
 
         Raises:
-            ServerGone: the server is dead already.
+            ServerGone: the server is dead already, or died before it answered any.
         """
         self._check_alive()
-        return asyncio.run(self._ask_all(asks, one, concurrency, done))
+        self._give_up = max(GIVE_UP, concurrency)
+        run = asyncio.run(self._ask_all(asks, one, concurrency, done))
+        if all(made is None for made in run.generations):
+            self._check_alive()
+        return run
 
     async def _ask_all(
         self,
@@ -132,9 +149,10 @@ class JsonServer:
         )
 
     def _check_alive(self) -> None:
-        why = self._gone() or self._lost
-        if why:
-            raise ServerGone("the server is gone", where=self.url, why=why, mend="start it again")
+        if why := self.gone():
+            raise ServerGone(
+                "the server is gone", where=self.url, why=why, mend="see its log, and start it again", page="engines"
+            )
 
     async def _settle(self) -> None:
         """Wait a moment for the cause: a dead server's log says more than its closed port."""
@@ -150,24 +168,44 @@ class JsonServer:
         body: Any,
         read: Callable[[httpx.Response], Any],
     ) -> Any:
-        for left in range(self.retries, -1, -1):
+        failed, away_since = 0, clock()
+        while True:
             self._check_alive()
             try:
-                return read(await self._once(client, method, path, body))
+                answer = read(await self._once(client, method, path, body))
             except _PassingTrouble as err:
                 trouble = err
-            if left:
-                await asyncio.sleep(min(BACK_OFF_S * 2 ** (self.retries - left), LONGEST_BACK_OFF_S))
-        if trouble.unreachable:
-            await self._settle()
-            self._lost = f"{trouble.what} in {self.retries + 1} tries: {trouble.why}"
-        self._check_alive()
+            else:
+                self._in_a_row = 0
+                return answer
+            failed += 1
+            if not trouble.unreachable:
+                away_since = clock()
+            waited_for = trouble.unreachable and method == "POST" and clock() - away_since < self.outage_s
+            if failed > self.retries and not waited_for:
+                break
+            await sleep(BACKOFF.pause(failed, trouble.asked_s))
+        await self._count_failure(trouble.what, f"{trouble.why}, {failed} tries", trouble.unreachable)
         raise RedraftError(
             trouble.what,
             where=f"{method} {self.url}{path}",
-            why=f"{trouble.why}, {self.retries + 1} tries",
+            why=f"{trouble.why}, {failed} tries",
             mend="read the server's log",
         )
+
+    async def _count_failure(self, what: str, why: str, unreachable: bool = False) -> None:
+        """Note a request that failed by the server's fault, and give the server up where it cannot be reached at all.
+
+        Raises:
+            ServerGone: it is given up.
+        """
+        self._in_a_row += 1
+        if unreachable:
+            await self._settle()
+            self._lost = f"{what}: {why}"
+        elif self._in_a_row >= self._give_up:
+            self._lost = f"{self._in_a_row} requests in a row failed; the last: {what}: {why}"
+        self._check_alive()
 
     async def _once(self, client: httpx.AsyncClient, method: str, path: str, body: Any) -> httpx.Response:
         """One try.
@@ -176,27 +214,32 @@ class JsonServer:
             _PassingTrouble: worth another try.
             RedraftError: not worth one.
         """
+        timeout_s = min(self.timeout_s, LOOK_TIMEOUT_S) if method == "GET" else self.timeout_s
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with limit(timeout_s):
                 response = await client.request(method, path, json=body)
         except (httpx.ConnectError, httpx.ConnectTimeout) as err:
             raise _PassingTrouble("no connection", str(err) or type(err).__name__, unreachable=True) from None
         except (TimeoutError, httpx.TimeoutException):
+            await self._count_failure("no answer in time", f"{timeout_s:g} s passed")
             raise RedraftError(
                 "no answer in time",
                 where=f"{method} {self.url}{path}",
-                why=f"{self.timeout_s:g} s passed",
+                why=f"{timeout_s:g} s passed",
                 mend="raise eval.server.request_timeout_s, or see in its log what the server is doing",
             ) from None
         except httpx.HTTPError as err:
             raise _PassingTrouble("the connection broke", str(err) or type(err).__name__) from None
-        if response.status_code >= 500 or response.status_code == 429:
-            raise _PassingTrouble(f"the server answered {response.status_code}", _message(response))
-        if response.status_code >= 400:
+        status = response.status_code
+        if worth_another_try(status):
+            away = status in AWAY  # what stands in for it answers
+            raise _PassingTrouble(f"the server answered {status}", message_of(response), away, retry_after(response))
+        if status >= 300:
             raise RedraftError(
-                f"the server refused the request ({response.status_code})",
+                f"the server refused the request ({status})",
                 where=f"{method} {self.url}{path}",
-                why=_message(response),
+                why=message_of(response),
+                mend="see the server's log",
             )
         return response
 
@@ -205,16 +248,4 @@ class JsonServer:
         try:
             return response.json()
         except ValueError:
-            why = f"{len(response.content)} bytes that end in {response.text[-20:]!r}"
-            raise _PassingTrouble("the answer is no whole JSON", why) from None
-
-
-def _message(response: httpx.Response) -> str:
-    """What the server says about an error: the message of its JSON, or the start of its text."""
-    try:
-        body = response.json()
-        error = body.get("error", body)
-        text = error.get("message", error) if isinstance(error, dict) else error
-    except (ValueError, AttributeError):
-        text = response.text
-    return " ".join(str(text).split())[:_SHOWN] or "no message"
+            raise _PassingTrouble("the answer is no whole JSON", not_json(response)) from None

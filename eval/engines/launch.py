@@ -108,7 +108,7 @@ def launched(
     # Unbuffered, for a log that breaks off in a buffer names no error.
     with server_process(name, words, url, log, {"PYTHONUNBUFFERED": "1", **env, **cfg.env}) as server:
         server.wait_ready("/health", cfg.start_timeout_s)
-        http = JsonServer(url, cfg.request_timeout_s, cfg.retries, server.died)
+        http = JsonServer(url, cfg.request_timeout_s, cfg.retries, server.died, cfg.outage_s)
         yield http, {"mode": "launched", "command": words, "log": str(log), "url": url}
 
 
@@ -128,6 +128,7 @@ def url_for(cfg: ServerConfig, wiring: Wiring | None) -> str:
             where="eval.server.baseline_url",
             why="only eval.server.url is set, and that server speculates",
             mend="start one and name it there, or set eval.baseline=false",
+            page="engines",
         )
     return cfg.baseline_url if wiring is None else cfg.url
 
@@ -146,7 +147,9 @@ def check_resolved(
     differing = [f"{key} is {said.get(key)!r}, asked {want!r}" for key, want in asked.items() if said.get(key) != want]
     if differing:
         why = "; ".join(differing)
-        raise RedraftError("the server runs with other values than asked", where=where, why=why, mend=mend)
+        raise RedraftError(
+            "the server runs with other values than asked", where=where, why=why, mend=mend, page="engines"
+        )
 
 
 def check_name(what: str, found: str, expected: Path, url: str) -> None:

@@ -191,7 +191,7 @@ class SGLangEngine(ServerAdapter):
     # Already running
 
     def _connect(self, url: str, wiring: Wiring | None) -> Session:
-        http = JsonServer(url, self.cfg.request_timeout_s, self.cfg.retries)
+        http = JsonServer(url, self.cfg.request_timeout_s, self.cfg.retries, outage_s=self.cfg.outage_s)
         info = server_info(http)
         facts: dict[str, Any] = {"engine": self.name, "mode": "connected", "url": url, "build": info.get("version")}
         check_resolved(
@@ -238,6 +238,10 @@ class SGLangSession:
         self.facts = facts
         self._http, self._steps, self._draft_tokens, self._slots = http, num_steps, draft_tokens, slots
 
+    def gone(self) -> str:
+        """Why the server is dead, in one clause; empty while it may be asked."""
+        return self._http.gone()
+
     def run(
         self,
         prompts: Sequence[Ask],
@@ -279,7 +283,8 @@ def server_info(http: JsonServer) -> dict[str, Any]:
             raise
         info = http.get("/get_server_info")
     if not isinstance(info, dict):
-        raise RedraftError("not an SGLang server", where=http.url, why="/server_info is no JSON object")
+        why, mend = "/server_info is no JSON object", "give the address of an SGLang server"
+        raise RedraftError("not an SGLang server", where=http.url, why=why, mend=mend)
     return info
 
 

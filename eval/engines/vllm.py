@@ -165,7 +165,7 @@ class VLLMEngine(ServerAdapter):
         return {**asked, **draft, "speculative_num_steps": self.num_steps}
 
     def _connect(self, url: str, wiring: Wiring | None) -> Session:
-        http = JsonServer(url, self.cfg.request_timeout_s, self.cfg.retries)
+        http = JsonServer(url, self.cfg.request_timeout_s, self.cfg.retries, outage_s=self.cfg.outage_s)
         said = resolved(http)
         facts: dict[str, Any] = {"engine": self.name, "mode": "connected", "url": url, "build": said.get("version")}
         check_name("the target", str(said.get("model_path", "")), self.target, url)
@@ -201,6 +201,10 @@ class VLLMSession:
         self.facts = facts
         self._http, self._steps, self._model = http, num_steps, said["model"]
         self._slots = said.get("max_running_requests") or 0
+
+    def gone(self) -> str:
+        """Why the server is dead, in one clause; empty while it may be asked."""
+        return self._http.gone()
 
     def run(
         self,
@@ -245,7 +249,8 @@ def resolved(http: JsonServer) -> dict[str, Any]:
         said = {"model": model["id"], "model_path": model.get("root") or model["id"]}
         said["version"] = http.get("/version")["version"]
     except (KeyError, IndexError, TypeError):
-        raise RedraftError("not a vLLM server", where=http.url, why="/v1/models or /version is not as vLLM's") from None
+        why, mend = "/v1/models or /version is not as vLLM's", "give the address of a vLLM server"
+        raise RedraftError("not a vLLM server", where=http.url, why=why, mend=mend) from None
     try:
         config = http.get("/server_info?config_format=json")["vllm_config"]
     except (RedraftError, KeyError, TypeError):

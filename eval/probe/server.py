@@ -9,7 +9,6 @@ joined in slot order when an EAGLE-3 draft is loaded or when the server captures
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from eagle3.conventions import EngineConvention, sglang_convention
 from eagle3.errors import DataError, RedraftError, WiringError
+from eagle3.patient_http import NoAnswerError, PatientClient
 
 WHOLE_PREFILL = "--disable-radix-cache --chunked-prefill-size -1"
 _CAPTURE = "--speculative-algorithm EAGLE3 --enable-return-aux-hidden-states"
@@ -40,7 +40,7 @@ class ServerFacts:
     @property
     def ranks(self) -> int:
         """Tensor-parallel ranks."""
-        return int(self.info.get("tp_size") or 1)
+        return self._whole("tp_size") or 1
 
     @property
     def captures(self) -> bool:
@@ -63,7 +63,9 @@ class ServerFacts:
     def capture_ids(self) -> list[int] | None:
         """The layer ids it was told to capture without a draft; None = its default."""
         ids = self.info.get("return_aux_hidden_state_layer_ids")
-        return None if ids is None else [int(value) for value in ids]
+        if ids is not None and not (isinstance(ids, list) and all(type(one) is int for one in ids)):
+            raise self._strange(f"return_aux_hidden_state_layer_ids is {ids!r}")
+        return ids
 
     @property
     def prefix_cache(self) -> bool:
@@ -73,13 +75,24 @@ class ServerFacts:
     @property
     def chunk(self) -> int | None:
         """Tokens a prefill chunk; None when prompts are never cut."""
-        size = int(self.info.get("chunked_prefill_size") or -1)
+        size = self._whole("chunked_prefill_size") or -1
         return size if size > 0 else None
 
     @property
     def without_graphs(self) -> bool:
         """No CUDA graphs are replayed."""
         return bool(self.info.get("disable_cuda_graph")) or self.info.get("device") == "cpu"
+
+    def _whole(self, name: str) -> int | None:
+        """A setting that is a whole number, or None where it is not set."""
+        value = self.info.get(name)
+        if value is not None and type(value) is not int:
+            raise self._strange(f"{name} is {value!r}")
+        return value
+
+    def _strange(self, why: str) -> RedraftError:
+        mend = "give the address of an SGLang server; 0.5.9 and 0.5.23 were read"
+        return RedraftError("the server's settings are not as SGLang's", where=self.url, why=why, mend=mend)
 
     def convention(self) -> EngineConvention | None:
         """The id convention known for this version; None when there is none."""
@@ -122,6 +135,7 @@ class ServerFacts:
                 where=self.url,
                 why=f"SGLang {self.version} runs with neither --enable-return-aux-hidden-states nor an EAGLE3 draft",
                 mend=f"restart it with {with_draft if old or negative else without}",
+                page="probe",
             )
 
 
@@ -147,13 +161,13 @@ class ProbeServer:
 
     Args:
         url: "http://127.0.0.1:30000".
-        timeout: seconds a request may take.
+        timeout: seconds an answer may take, until its last byte.
         client: another HTTP client (tests).
     """
 
     def __init__(self, url: str, timeout: float = 600.0, client: httpx.Client | None = None) -> None:
         self.url = url.rstrip("/")
-        self._client = client or httpx.Client(timeout=timeout, trust_env=False)  # a proxy knows no local server
+        self._http = PatientClient(timeout, client=client)
 
     def facts(self) -> ServerFacts:
         """Read the server's flags.
@@ -161,13 +175,15 @@ class ProbeServer:
         Raises:
             RedraftError: nobody answers, or it is no SGLang server.
         """
+        info = None
         for path in ("/server_info", "/get_server_info"):  # the second is the older builds' name
-            response = self._send("GET", path)
-            if response.status_code == 404:
-                continue
-            info = self._json(response, path)
-            if not isinstance(info, dict) or "disable_radix_cache" not in info:
+            try:
+                info = self._http.json("GET", self.url + path)
                 break
+            except NoAnswerError as err:
+                if err.status != 404:
+                    raise
+        if isinstance(info, dict) and "disable_radix_cache" in info:
             return ServerFacts(self.url, info)
         raise RedraftError(
             "not an SGLang server",
@@ -198,7 +214,7 @@ class ProbeServer:
             "sampling_params": {"max_new_tokens": new_tokens, "temperature": 0.0, "ignore_eos": True},
             "return_hidden_states": True,
         }
-        answer = self._json(self._send("POST", "/generate", body), "/generate")
+        answer = self._ask(body)
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != len(prompts):
             raise self._strange(f"{len(answers)} answers to {len(prompts)} prompts")
@@ -218,44 +234,25 @@ class ProbeServer:
         if rows.ndim != 2:
             raise self._strange("it holds no row for any prompt token")
         decoded = self._table(of_output) if of_output else rows[:0]
-        output = [int(token) for token in answer.get("output_ids") or []]
-        return Answer(rows, int(meta.get("cached_tokens") or 0), output, decoded)
+        if decoded.ndim != 2:
+            raise self._strange("the rows of its own tokens are no table")
+        output, cached = answer.get("output_ids") or [], meta.get("cached_tokens") or 0
+        if type(cached) is not int or not isinstance(output, list) or not all(type(one) is int for one in output):
+            raise self._strange("output_ids or cached_tokens are no whole numbers")
+        return Answer(rows, cached, output, decoded)
 
     def _table(self, rows: list[Any]) -> Tensor:
         try:
             return torch.tensor(rows, dtype=torch.float32)
-        except (TypeError, ValueError) as err:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as err:
             raise self._strange(f"its rows are no table of numbers: {err}") from None
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    def _ask(self, body: dict[str, Any]) -> Any:
         try:
-            return self._client.request(method, self.url + path, json=body)
-        except httpx.HTTPError as err:
-            raise RedraftError(
-                "the server does not answer",
-                where=self.url + path,
-                why=f"{type(err).__name__}: {err}",
-                mend="check the address, and that the server is up (its log ends with a line that it is ready)",
-            ) from None
-
-    def _json(self, response: httpx.Response, path: str) -> Any:
-        where = self.url + path
-        if response.status_code >= 400:
-            raise RedraftError(
-                "the server refused the request",
-                where=where,
-                why=f"status {response.status_code}: {response.text[:300].strip() or 'no text'}",
-                mend="see the server's log",
-            )
-        try:
-            return response.json()
-        except (json.JSONDecodeError, UnicodeDecodeError) as err:
-            raise RedraftError(
-                "the server's answer is not whole JSON",
-                where=where,
-                why=f"{err}; {len(response.content)} bytes came",
-                mend="ask for shorter prompts with --max-tokens, and see the server's log",
-            ) from None
+            return self._http.json("POST", self.url + "/generate", body)
+        except NoAnswerError as err:
+            mend = "see the server's log; with --max-tokens shorter prompts are asked for, with --timeout for longer"
+            raise NoAnswerError(err.what, status=err.status, where=err.where, why=err.why, mend=mend) from None
 
     def _strange(self, why: str) -> RedraftError:
         return RedraftError(
@@ -283,7 +280,7 @@ def check_rows(answer: Answer, tokens: int, facts: ServerFacts, hidden_size: int
         why = f"{bad} of {found} rows hold NaN or infinite values"
     if why:
         mend = f"restart the server with {WHOLE_PREFILL}" if found != tokens else "see the server's log and its target"
-        raise DataError("the server's aux states are not usable", where=where, why=why, mend=mend)
+        raise DataError("the server's aux states are not usable", where=where, why=why, mend=mend, page="probe")
     return answer.rows
 
 

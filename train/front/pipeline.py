@@ -13,19 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from datasets import disable_progress_bars
-from rich.table import Table
+from rich.text import Text
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from eagle3.errors import RedraftError
+from eagle3.errors import IncompleteError, RedraftError
+from eagle3.leftovers import clear_leftovers
 from train.front import samples, stages
 from train.front.accept import eval_stage
 from train.front.config import STAGES, RedraftConfig
-from train.front.console import console
+from train.front.console import console, shown_path
 from train.front.context import Run
 from train.front.plan import plan
 from train.front.provenance import write_provenance
+from train.front.publish import publish
+from train.telling import refusal
+from train.terminal import INDENT, seconds_text
 from train.world import choose_accelerator
 
+TRACKED = {"train", "export", "eval"}  # stages with something for the tracker
 STAGE_FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "select": samples.select_stage,
     "regenerate": samples.regenerate_stage,
@@ -34,6 +39,17 @@ STAGE_FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "train": stages.train_stage,
     "export": stages.export_stage,
     "eval": eval_stage,
+}
+
+
+ABOUT = {
+    "select": "fill the quotas from mixed sources",
+    "regenerate": "let the target write the answers itself",
+    "prepare": "conversations to tokens and loss masks",
+    "extract": "run the target, keep the hidden states the draft reads",
+    "train": "teach the draft from the store",
+    "export": "write the folder that an engine serves",
+    "eval": "serve the draft, measure its accept length",
 }
 
 
@@ -71,7 +87,7 @@ def locked(run_dir: Path, shared: bool = False) -> Iterator[None]:
 def mark_latest(run_dir: Path) -> None:
     """Point `latest`, beside the run folder, at it."""
     link = run_dir.parent / "latest"
-    temporary = link.with_name(f".latest.{socket.gethostname()}.{os.getpid()}")
+    temporary = link.with_name(f".latest.{run_dir.name}")  # this run's alone, which is locked
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(run_dir.name)
     os.replace(temporary, link)
@@ -100,6 +116,7 @@ def run_pipeline(config: RedraftConfig) -> None:
 
     Raises:
         RedraftError: a stage refused its input; what earlier stages wrote is kept.
+        IncompleteError: all is written, and something is missing from it.
     """
     if "plan" in config.stages:
         plan(config)
@@ -111,7 +128,9 @@ def run_pipeline(config: RedraftConfig) -> None:
     disable_progress_bar()
     set_verbosity_error()  # it warns of rotary keys that engines want and it does not read
     run_dir = make_run_dir(config.run_dir)
-    with locked(run_dir, shared=wanted == ["extract"]):
+    shared = wanted == ["extract"]
+    with in_one_line("this run", run_dir), locked(run_dir, shared):
+        clear_leftovers(run_dir, alone=not shared, deep=True)
         write_provenance(config, run_dir)
         run = Run.create(config, run_dir)
         heading(run)
@@ -119,48 +138,65 @@ def run_pipeline(config: RedraftConfig) -> None:
         facts: dict[str, Any] = {}
         for number, name in enumerate(wanted, start=1):
             started = time.monotonic()
-            console.print(f"[bold]\\[{number}/{len(wanted)}] {name}[/]")
+            console.print(Text.assemble((f"[{number}/{len(wanted)}] {name}", "bold"), f"  {ABOUT[name]}"))
             facts.update(run_stage(name, run))
-            console.print(f"      done in {time.monotonic() - started:.0f} s")
+            console.print(f"{INDENT}done in {seconds_text(time.monotonic() - started)}")
+        if TRACKED & set(wanted):
+            publish(run)
         if config.mark_latest:
             mark_latest(run_dir)
         summary(run, facts)
+        if run.incomplete:
+            raise IncompleteError(
+                "the results are incomplete",
+                where="; ".join(run.incomplete),
+                mend="mend what the reasons name, then run the same command again: only what is missing is asked for",
+                page="engines",
+            )
 
 
 def run_stage(name: str, run: Run) -> dict[str, Any]:
-    """Run one stage, turning a full disk or a read-only folder into one line.
+    """Run one stage.
 
     Raises:
         RedraftError: the stage refused its input, or the system refused a write.
     """
-    try:
+    with in_one_line(f"the {name} stage", run.run_dir):
         return STAGE_FUNCTIONS[name](run)
+
+
+@contextlib.contextmanager
+def in_one_line(who: str, where: Path) -> Iterator[None]:
+    """Turn a full disk, or a folder that cannot be read or written, into one line.
+
+    Raises:
+        RedraftError: the system refused; `who` asked, working in `where`.
+    """
+    try:
+        yield
     except OSError as err:
-        raise RedraftError(
-            f"the {name} stage could not read or write a file",
-            where=str(err.filename or run.run_dir),
-            why=err.strerror or str(err),
-            mend="free space or fix the permissions, then run the same command again: finished work is kept",
-        ) from err
+        raise refusal(err, who, str(where)) from err
 
 
 def heading(run: Run) -> None:
     """Say what this run is."""
     wiring = run.wiring
-    console.print(f"[bold]redraft[/] {run.config.name}: an EAGLE-3 draft for {run.config.target.name}")
+    name, target_name = run.config.name, run.config.target.name
+    console.print(Text.assemble(("redraft", "bold"), f" {name}: an EAGLE-3 draft for {target_name}"))
     slots = " | ".join(site.words for site in wiring.aux)
     console.print(f"  wiring   fc reads cat({slots}), {wiring.feature_width} wide")
     console.print(f"  teacher  {wiring.teacher}")
-    console.print(f"  folder   {run.run_dir}")
+    console.print(f"  folder   {shown_path(run.run_dir)}")
     target = Path(run.config.target.path)
     making = "" if target.exists() or not run.config.target.maker else ", made now"
-    console.print(f"  target   {target}{making}")
+    console.print(f"  target   {shown_path(target)}{making}")
 
 
 def summary(run: Run, facts: dict[str, Any]) -> None:
-    """Where everything is."""
-    table = Table(show_header=False, title="Where everything is", title_justify="left")
-    for name, value in facts.items():
-        table.add_row(name, str(value))
-    table.add_row("config, provenance", f"{run.run_dir / 'config.yaml'}, {run.run_dir / 'run.json'}")
-    console.print(table)
+    """Where everything is: a line a thing, unbroken, so that a path can be copied."""
+    console.print(Text("Where everything is", "bold"))
+    rows = {**facts, "settings": run.run_dir / "config.yaml", "made with": run.run_dir / "run.json"}
+    widest = max(map(len, rows))
+    for name, value in rows.items():
+        place = shown_path(value) if isinstance(value, Path) else str(value).replace(f"{os.getcwd()}/", "")
+        console.print(Text(f"  {name:<{widest}}  {place}"), soft_wrap=True)

@@ -13,6 +13,7 @@ from engine_fakes import FAKE, HIDDEN, STEPS, TRAINED, VOCAB
 
 from eagle3.checkpoint import save_served
 from eagle3.draft import DraftShape, Eagle3Draft
+from eagle3.patience import Backoff
 from eagle3.vocab import build_draft_vocab
 from eval.engines.server_config import ServerConfig
 from eval.engines.sglang import SGLangEngine
@@ -84,6 +85,6 @@ def make_engine(served: Path, target: Path, site_packages: Path, tmp_path: Path)
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry after moments; an ended server's stragglers are killed soon."""
-    monkeypatch.setattr("eval.engines.client.BACK_OFF_S", 0.02)
+    monkeypatch.setattr("eval.engines.client.BACKOFF", Backoff(0.02))
     monkeypatch.setattr("eval.engines.process.GRACE_S", 1.0)
     monkeypatch.setattr("eval.engines.process.POLL_S", 0.05)

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eagle3.errors import RedraftError
 from eagle3.wiring import Wiring
-from eval.engines.base import Ask, BatchRun, Generation, Session, chain_counts
+from eval.engines.base import Ask, BatchRun, Generation, ServerGone, Session, chain_counts
 
 STEPS = 2
 
@@ -75,6 +74,9 @@ class FakeSession:
             "resolved": {"speculative_num_steps": STEPS, "dtype": "bfloat16"},
         }
 
+    def gone(self) -> str:
+        return ""
+
     def run(
         self,
         prompts: Sequence[Ask],
@@ -89,7 +91,7 @@ class FakeSession:
         if engine.interrupt_at == engine.batches:
             raise KeyboardInterrupt
         if engine.dies_at is not None and engine.batches > engine.dies_at:
-            raise RedraftError("the server is gone", where="http://127.0.0.1:1", why="killed", mend="read its log")
+            raise ServerGone("the server is gone", where="http://127.0.0.1:1", why="killed", mend="read its log")
         engine.log.append(("run", self.key, concurrency, max_new_tokens, [ask.id for ask in prompts]))
         failures = {a.id: engine.failing[self.key][a.id] for a in prompts if a.id in engine.failing.get(self.key, {})}
         made: list[Generation | None] = []

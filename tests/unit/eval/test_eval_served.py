@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from rich.console import Console
 from test_eval_report import page_text
 
 from eagle3.errors import RedraftError
+from eagle3.wiring import Wiring
 from eval.config import EvalConfig
-from eval.engines.base import Ask, Generation
+from eval.engines.base import Ask, Generation, ServerGone, Session
 from eval.prompts import Prompt, PromptSet
 from eval.report import write_report
 from eval.results import AcceptResult
@@ -129,24 +132,65 @@ def test_the_next_call_tries_only_the_batches_with_failures_again(tmp_path) -> N
 @pytest.mark.parametrize("how", ["dies", "interrupted"])
 def test_a_crash_loses_nothing_that_was_finished(tmp_path, how) -> None:
     # Batches: warm-up, chat, math without a draft; warm-up, chat with it, and then the end.
-    engine = FakeEngine(dies_at=5) if how == "dies" else FakeEngine(interrupt_at=6)
-    with pytest.raises(RedraftError if how == "dies" else KeyboardInterrupt) as error:
-        measured(engine, tmp_path)
-    assert engine.log[-1] == ("stop", "embedding")
     if how == "dies":
-        assert "the server is gone" in str(error.value) and "3 finished batches are kept" in str(error.value)
-        assert "\n" not in str(error.value)
+        engine = FakeEngine(dies_at=5)
+        result = measured(engine, tmp_path)
+        why = "not asked: the server is gone: killed"
+        assert result.served[0].failures == {f"math/m-0{i}": why for i in range(3)}
+        assert [one.summary.name for one in result.served[0].sets] == ["chat"]
+        assert result.served[0].overall.measured == "5/8" and result.incomplete == "3 continuations failed"
+        table, _, page = report(result, tmp_path)
+        line = f"its own wiring: 5 of 8 prompts; math/m-00: {why}"
+        assert line in " ".join(table.split()) and line in page
+    else:
+        engine = FakeEngine(interrupt_at=6)
+        with pytest.raises(KeyboardInterrupt):
+            measured(engine, tmp_path)
+    assert engine.log[-1] == ("stop", "embedding")
     assert len(json.loads((tmp_path / "partial.json").read_text())["runs"]) == 3
     whole = measured(FakeEngine(), tmp_path / "other")
     again = FakeEngine()
-    assert measured(again, tmp_path) == whole
+    assert measured(again, tmp_path) == whole and whole.incomplete == ""
     assert [entry[4] for entry in again.log if entry[0] == "run"] == [["warm-up 0"], ["m-00", "m-01", "m-02"]]
+
+
+def test_a_batch_size_that_a_dead_server_never_saw_is_named(tmp_path) -> None:
+    # Without a draft: 2 x (warm-up, chat, math). With it: warm-up, chat, math at batch 1, then the end.
+    result = measured(FakeEngine(dies_at=9), tmp_path, config(batch_sizes=[1, 4]))
+    assert [one.batch for one in result.served] == [1] and result.served[0].failures == {}
+    assert result.missing == {"matched, batch 4": "not asked: the server is gone: killed"}
+    assert result.incomplete == "nothing of matched, batch 4"
+    table, _, page = report(result, tmp_path)
+    line = "not measured: matched, batch 4: not asked: the server is gone: killed"
+    assert line in " ".join(table.split()) and line in page
+    assert AcceptResult.load(tmp_path / "results.json") == result
+    whole = measured(FakeEngine(), tmp_path, config(batch_sizes=[1, 4]))
+    assert [one.batch for one in whole.served] == [1, 4] and whole.incomplete == ""
+
+
+def test_a_server_that_was_never_there_is_an_error_and_nothing_else_is_measured(tmp_path) -> None:
+    class Absent(FakeEngine):
+        @contextlib.contextmanager
+        def serve(self, wiring: Wiring | None) -> Iterator[Session]:
+            if wiring is None:
+                raise ServerGone("the server is gone", where="http://typo:1", why="no connection")
+            with super().serve(wiring) as session:
+                yield session
+
+    engine = Absent()
+    with pytest.raises(ServerGone, match="http://typo:1"):
+        measured(engine, tmp_path)
+    assert engine.log == []
+
+
+def test_a_server_that_dies_before_it_told_anything_of_the_draft_is_an_error(tmp_path) -> None:
+    with pytest.raises(RedraftError, match=r"the server is gone.*killed.*2 finished batches are kept"):
+        measured(FakeEngine(dies_at=3), tmp_path)
 
 
 def test_finished_batches_of_other_settings_tokens_or_servers_are_not_used(tmp_path) -> None:
     def leave(folder: Path) -> None:
-        with pytest.raises(RedraftError):
-            measured(FakeEngine(dies_at=5), folder, identity={"draft": "1"})
+        measured(FakeEngine(dies_at=5), folder, identity={"draft": "1"})
 
     def started(folder: Path, engine: FakeEngine, **more: Any) -> list[str]:
         measured(engine, folder, **{"identity": {"draft": "1"}, **more})
@@ -268,7 +312,7 @@ def test_an_alarm_where_served_parts_from_predicted(tmp_path) -> None:
     assert (alarm.mode, alarm.batch) == ("native", 1)
     assert alarm.served == result.served[1].overall.tau < 1.3
     table, coloured, page = report(result, tmp_path)
-    for text in (" ".join(table.replace("│", " ").split()), page):
+    for text in (" ".join(table.replace("│", " ").split()), page.replace(" \\ ", " ")):  # the page folds commands
         assert f"served {alarm.served:.2f} tokens per verify" in text
         assert "predicted 2.12" in text
         assert "slot 0 was trained on the embedding" in text

@@ -206,7 +206,7 @@ def test_not_a_number_is_refused(serve: Serve, live: Probe) -> None:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (httpx.Response(500, text="Internal Server Error"), "status 500: Internal Server Error"),
+        (httpx.Response(500, text="Internal Server Error"), "Internal Server Error (5 tries)"),
         (httpx.Response(200, text='{"meta_info": {"hidden_states": [[[0.1, 0.'), "not whole JSON"),
         (httpx.Response(400, json={"error": {"message": "not configured to return hidden states"}}), "not configured"),
     ],

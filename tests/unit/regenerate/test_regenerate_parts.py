@@ -15,13 +15,13 @@ from fake_chat import FakeChat, completion, serving
 from regenerate_case import SET, read_lines
 
 from data_prep.regenerate.__main__ import build_parser, config_from
-from data_prep.regenerate.client import _retry_after
 from data_prep.regenerate.config import RegenerateConfig
 from data_prep.regenerate.run import regenerate
 from data_prep.regenerate.sampling import seed_of
 from data_prep.regenerate.source import asking_lengths
 from data_prep.regenerate.thinking import Prefill, prefill_of, split_text
 from eagle3.errors import ConfigError
+from eagle3.patience import retry_after
 from eagle3.repetition import TAIL_TOKENS, is_looping, words
 
 Quick = Callable[..., RegenerateConfig]
@@ -288,7 +288,7 @@ def test_flags_give_the_same_configuration() -> None:
 def test_retry_after_is_a_number_or_a_date(header: str, low: float, high: float) -> None:
     if header == "in 90 s":
         header = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
-    assert low <= _retry_after(httpx.Response(429, headers={"Retry-After": header})) <= high
+    assert low <= retry_after(httpx.Response(429, headers={"Retry-After": header})) <= high
 
 
 # --- circles ------------------------------------------------------------------------------------------------------

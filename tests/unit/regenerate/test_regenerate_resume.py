@@ -184,6 +184,9 @@ def test_finished_folder_is_left_as_it_is(tmp_path: Path, source: Path, quick: Q
         first = regenerate(quick(), source, tmp_path / "out", fake.url)
         stamp, done = (tmp_path / "out" / "answers.jsonl").stat().st_mtime_ns, []
         assert regenerate(quick(), source, tmp_path / "out", fake.url, done.append) == first
+        shutil.copy(tmp_path / "out" / "answers.jsonl", tmp_path / "out" / "answers.part.jsonl")
+        assert regenerate(quick(), source, tmp_path / "out", fake.url) == first
+        assert not (tmp_path / "out" / "answers.part.jsonl").exists()  # left by a kill right after the report
     assert len(fake.requests) == 24 and sum(done) == 24
     assert (tmp_path / "out" / "answers.jsonl").stat().st_mtime_ns == stamp
 
