@@ -28,6 +28,12 @@ Planner = Callable[[Sequence[int], int], Batches]
 WINDOWS = (1, 2, 4, 8, 16, WINDOW_BATCHES, 2 * WINDOW_BATCHES)
 
 
+EXAMPLES = """
+python -m benchmarks.padding
+python -m benchmarks.padding --prepared RUN/prepared/train --batch-tokens 4096
+"""
+
+
 def spread_lengths(records: int, longest: int, seed: int = 0) -> list[int]:
     """Lengths as long-answer chat sets have them: log-normal around 900 tokens (sigma 0.8), cut at `longest`."""
     chance = random.Random(seed)
@@ -83,7 +89,11 @@ def as_table(result: dict[str, Any]) -> Table:
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
-    parser = Parser(prog="python -m benchmarks.padding", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(
+        prog="python -m benchmarks.padding",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
     parser.add_argument("--prepared", type=Path, help="a prepared split; log-normal lengths without it")
     parser.add_argument("--records", type=int, default=20000, help="records with log-normal lengths")
     parser.add_argument("--longest", type=int, default=2048, help="at which these are cut")

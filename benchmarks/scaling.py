@@ -40,6 +40,12 @@ STEP_BYTES = (
 )
 
 
+EXAMPLES = """
+python -m benchmarks.scaling
+python -m benchmarks.scaling --nodes 1 2 4 8 --prepared RUN/prepared --mfu 0.4
+"""
+
+
 @dataclass(frozen=True)
 class Links:
     """How fast GPUs reach one another and their own memory: assumptions, in GB/s (10^9 bytes) one way.
@@ -263,10 +269,14 @@ def uneven_table(named: dict[str, Sequence[int]], cases: Sequence[tuple[int, int
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     machine, links = HardwareConfig(), Links()
-    parser = Parser(prog="python -m benchmarks.scaling", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser = Parser(
+        prog="python -m benchmarks.scaling",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8], help="numbers of machines")
     parser.add_argument("--steps", type=int, default=4, help="unrolled steps K")
-    parser.add_argument("--draft-vocab", type=int, default=KIMI.draft_vocabs[0])
+    parser.add_argument("--draft-vocab", type=int, default=KIMI.draft_vocabs[0], help="draft.vocab_size")
     parser.add_argument("--samples", type=int, default=8, help="samples of a step for each GPU")
     parser.add_argument("--batch", type=int, default=64, help="samples of a step where the global batch stays")
     parser.add_argument(
@@ -274,7 +284,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--longest", type=int, default=2048, help="where random lengths are cut")
     parser.add_argument("--prepared", type=Path, help="take the lengths of this prepared set as well")
-    parser.add_argument("--gpus-per-node", type=int, default=machine.gpus_per_node)
+    parser.add_argument("--gpus-per-node", type=int, default=machine.gpus_per_node, help="of one machine")
     parser.add_argument("--tflops", type=float, default=machine.gpu_tflops, help="of one GPU, by its data sheet")
     parser.add_argument("--mfu", type=float, default=machine.train_mfu, help="share of it that training reaches")
     parser.add_argument("--read-gbps", type=float, default=machine.disk_read_gbps, help="GB/s that a node reads")

@@ -35,6 +35,12 @@ DUPLICATES = 0.1  # share of records that are a near copy of an earlier one
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "an", "er", "ol")]
 
 
+EXAMPLES = """
+python -m benchmarks.selection --records 20000
+python -m benchmarks.selection --target TARGET --chars 1200
+"""
+
+
 def write_records(path: Path, records: int, chars: int) -> None:
     """Prompts of random words, `chars` characters in the mean, a tenth of them near copies, each with an answer."""
     rng = random.Random(0)
@@ -101,7 +107,11 @@ def as_table(result: dict[str, Any]) -> Table:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m benchmarks.selection", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(
+        prog="python -m benchmarks.selection",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
     parser.add_argument("--records", type=int, default=20_000, help="records of the source")
     parser.add_argument("--chars", type=int, default=800, help="characters of a prompt, in the mean")
     parser.add_argument("--target", type=Path, help="a Hugging Face folder whose tokenizer measures lengths")

@@ -37,6 +37,11 @@ from eagle3.target_weights import TargetWeights
 KIMI = (4, 7168)  # states a token and their width, for Kimi-K2.5's three layers and the teacher
 
 
+EXAMPLES = """
+python -m benchmarks.store --store RUN/store --target TARGET --tokens 3000
+"""
+
+
 @dataclass(frozen=True)
 class Error:
     """How far what is read is from what was stored.
@@ -185,7 +190,11 @@ def as_table(result: dict[str, Any]) -> Table:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m benchmarks.store", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(
+        prog="python -m benchmarks.store",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
     parser.add_argument("--store", required=True, help="a store, raw or lossless, whose states are taken")
     parser.add_argument("--target", type=Path, help="its target, for the teacher's distribution")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens taken, longest records first")

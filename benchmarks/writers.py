@@ -33,6 +33,11 @@ from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import STATE_CODECS, require
 from eagle3.wiring import Wiring
 
+EXAMPLES = """
+python -m benchmarks.writers
+python -m benchmarks.writers --store RUN/store --documents 40 --writers 1 2 4
+"""
+
 
 def random_samples(documents: int, tokens: int, hidden: int) -> tuple[Wiring, list[CapturedSample]]:
     """States with channels of unlike size, as residual streams have; they compress about as real ones do."""
@@ -109,7 +114,11 @@ def as_table(result: dict[str, Any]) -> Table:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m benchmarks.writers", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(
+        prog="python -m benchmarks.writers",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
     parser.add_argument("--store", type=Path, help="a store whose states are written; random ones without it")
     parser.add_argument("--hidden", type=int, default=2048, help="width of random states")
     parser.add_argument("--documents", type=int, default=16, help="different records")

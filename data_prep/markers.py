@@ -132,6 +132,7 @@ class Markers:
                     "the loss mask leaves the assistant's turn", where=where,
                     why=f"token {t} of the record is learnt, but stands in no turn that {self.family.name} markers "
                     "give to the assistant", mend="set data.markers to the family of this template, or to none",
+                    page="rendering",
                 )  # fmt: skip
             if token == self.end:
                 inside = False
@@ -168,6 +169,6 @@ def find_markers(encoder: TextEncoder, shown: str, choice: str = AUTO) -> Marker
     if not found and choice != AUTO:
         raise DataError(
             "the chat template does not write these markers", where=where, why=f"data.markers is {choice}",
-            mend="set data.markers=auto",
+            mend="set data.markers=auto", page="rendering",
         )  # fmt: skip
     return found[0] if found else None

@@ -207,6 +207,7 @@ def _too_small(step: int, needed: Sequence[int], held_out: Sequence[int], budget
         f"({sizes.token:,} a token); the validation split of {sum(held_out):,} tokens stays, with headers up to "
         f"{kept:,}; with the headers of the step's own shards that is more than {budget:,}",
         mend="raise disk_budget, or lower train.global_batch_size, data.max_length or data.val_fraction",
+        page="rounds",
     )
 
 

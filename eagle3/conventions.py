@@ -36,7 +36,10 @@ def convention(name: str) -> EngineConvention:
     """
     if name not in CONVENTIONS:
         raise WiringError(
-            "unknown engine convention", why=f"found {name!r}", mend=f"use one of {', '.join(sorted(CONVENTIONS))}"
+            "unknown engine convention",
+            why=f"found {name!r}",
+            mend=f"use one of {', '.join(sorted(CONVENTIONS))}",
+            page="wiring",
         )
     return CONVENTIONS[name]
 
@@ -58,7 +61,10 @@ def sglang_convention(version: str, *, patched: bool = False) -> EngineConventio
     release = tuple(int(part) for part in match.groups()) if match else (0, 0, 0)
     if release < (0, 5, 6):
         raise WiringError(
-            "no id convention known for this SGLang", why=f"version {version!r}", mend="use release 0.5.6 or newer"
+            "no id convention known for this SGLang",
+            why=f"version {version!r}",
+            mend="use release 0.5.6 or newer",
+            page="wiring",
         )
     known = ((0, 5, 23), (0, 5, 14), (0, 5, 13))
     newest = next((one for one in known if release >= one), (0, 5, 9))

@@ -45,7 +45,9 @@ def kind_of(config: dict[str, Any], where: str) -> str:
             return kind
     known = " or ".join(f"['{name}']" for name in ARCHITECTURES.values())
     why = f"architectures is {config.get('architectures')}, expected {known}"
-    raise IntegrityError("not an EAGLE-3 draft", where=where, why=why, mend="choose another folder")
+    raise IntegrityError(
+        "not an EAGLE-3 draft", where=where, why=why, mend="choose another folder", page="served_folder"
+    )
 
 
 def kind_config(shape: DraftShape) -> dict[str, Any]:
@@ -109,6 +111,7 @@ def refuse_other_kinds(config: dict[str, Any], where: str) -> None:
             where=f"{where}/config.json",
             why="; ".join(wrong),
             mend="export the draft again; drafts with these switches, layers or widths are not trained here",
+            page="served_folder",
         )
 
 

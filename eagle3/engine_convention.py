@@ -74,6 +74,7 @@ class EngineConvention:
                 where=self.name,
                 why=f"{', '.join(wiring.names)}; this engine joins states in layer order whatever the order of the ids",
                 mend="order the sites by layer (embedding first) and train the draft that way",
+                page="wiring",
             )
         ids = self._with_name(lambda: rule.ids(places))
         wiring.check_same(
@@ -139,6 +140,7 @@ class EngineConvention:
                 where=self.name,
                 why=f"its rule was not read for model_type {model_type!r}; known: {', '.join(sorted(self.families))}",
                 mend="read the model's set_eagle3_layers_to_capture and add it to eagle3/convention_table.py",
+                page="wiring",
             )
         return self.family_rules.get(model_type, self.rule)
 
@@ -186,6 +188,7 @@ class EngineConvention:
                 where=where,
                 why="it has no residual before layer 0, or captures nothing there",
                 mend="train a draft on layers only (the native wiring), or serve it with a build that can",
+                page="sglang_patch",
             )
         return sorted(places) if self.layer_order else places
 

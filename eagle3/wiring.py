@@ -58,6 +58,7 @@ class Site:
                 why=f"found {text!r}",
                 mend="write 'embedding' or 'layer_<k>' (the input of decoder layer k); a bare id means "
                 "different tensors to different engines",
+                page="wiring",
             )
         return cls(int(match.group(1)))
 
@@ -178,4 +179,4 @@ class Wiring:
         """
         differences = self.differences(found)
         if differences:
-            raise WiringError("another wiring", where=where, why="; ".join(differences), mend=mend)
+            raise WiringError("another wiring", where=where, why="; ".join(differences), mend=mend, page="wiring")

@@ -98,7 +98,11 @@ def _tau(rows: Sequence[PromptResult]) -> float:
 @one_line_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; 0 = within the bound, 1 = further apart, 2 = bad input."""
-    parser = Parser(prog="python -m eval.agreement", description=__doc__.split("\n\n")[0])
+    parser = Parser(
+        prog="python -m eval.agreement",
+        description=__doc__,
+        examples="python -m eval.agreement runs/smollm2/eval runs/smollm2/eval-sglang --bound 0.01",
+    )
     parser.add_argument("first", type=Path, help="folder with results.json, e.g. of the local engine")
     parser.add_argument("second", type=Path, help="the same draft in another engine")
     parser.add_argument("--bound", type=float, default=0.02, help="allowed difference of tau (default: %(default)s)")

@@ -6,7 +6,6 @@ every run, so that a draft trained for another wiring can be seen served nativel
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +13,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from eagle3.errors import DataError, RedraftError
+from eagle3.command_line import Parser, one_line_errors
+from eagle3.errors import DataError
+from eval.checks import probe_beside
 from eval.report import write_page
 from eval.results import AcceptResult
 
@@ -27,10 +28,10 @@ def load_run(path: Path) -> AcceptResult:
     Raises:
         IntegrityError: there are none, or they are not whole.
     """
-    if path.is_file():
-        return AcceptResult.load(path)
     nested = path / "eval" / "results.json"
-    return AcceptResult.load(nested if nested.exists() else path / "results.json")
+    file = path if path.is_file() else nested if nested.exists() else path / "results.json"
+    result = AcceptResult.load(file)
+    return replace(result, probe=probe_beside(file) or result.probe)
 
 
 def check_comparable(results: Sequence[AcceptResult]) -> None:
@@ -92,19 +93,18 @@ def compare(paths: Sequence[Path], out: Path, console: Console | None = None) ->
     return write_page(results, out, " against ".join(result.title for result in results), console)
 
 
+@one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 on an expected failure, told in one line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.compare", description=__doc__.splitlines()[0] if __doc__ else ""
+    parser = Parser(
+        prog="python -m eval.compare",
+        description=__doc__,
+        examples="python -m eval.compare runs/smollm2 runs/smollm2_control --out runs/demo",
     )
     parser.add_argument("runs", nargs="+", type=Path, help="run folders holding eval/results.json")
     parser.add_argument("--out", type=Path, required=True, help="folder for the page, the picture and the table")
     args = parser.parse_args(argv)
-    try:
-        page = compare(args.runs, args.out, Console())
-    except RedraftError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
+    page = compare(args.runs, args.out, Console())
     print(f"report: {page}")
     return 0
 

@@ -13,7 +13,10 @@ from eagle3.command_line import Parser, one_line_errors
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; exit code 2 and one line on an expected failure."""
-    parser = Parser(description=__doc__)
+    parser = Parser(
+        description="Build one of the small targets that the demo and the tests use.",
+        examples="python scripts/make_target.py smollm2 targets/smollm2-135m-instruct",
+    )
     parser.add_argument("name", help=f"which target: {', '.join(sorted(MAKERS))}")
     parser.add_argument("path", type=Path, help="folder to write")
     args = parser.parse_args(argv)

@@ -11,7 +11,6 @@ See docs/sglang_patch.md.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,8 +26,14 @@ from eagle3.wiring import EMBEDDING, Wiring
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; exit code 2 and one line on an expected failure."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=sorted(_COMMANDS))
+    parser = Parser(
+        description=__doc__,
+        examples="""
+        python scripts/sglang_patch.py status .venv-sglang/bin/python
+        python scripts/sglang_patch.py apply sglang/python/sglang --model-type deepseek_v3
+        """,
+    )
+    parser.add_argument("command", choices=sorted(_COMMANDS), help="what to do, see above")
     parser.add_argument("tree", type=Path, help="where SGLang is")
     parser.add_argument(
         "--model-type",

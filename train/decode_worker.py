@@ -47,7 +47,14 @@ def answer(reader: StateReader, region: Tensor, asked: dict[str, Any]) -> dict[s
     try:
         reader.read(place, wants)
     except RedraftError as err:
-        return {"kind": type(err).__name__, "what": err.what, "where": err.where, "why": err.why, "mend": err.mend}
+        return {
+            "kind": type(err).__name__,
+            "what": err.what,
+            "where": err.where,
+            "why": err.why,
+            "mend": err.mend,
+            "page": err.page,
+        }
     return {"spent": vars(reader.spent)}
 
 

@@ -153,6 +153,7 @@ def choose_stage(shape: DraftShape, settings: MemorySettings, limit: int) -> tup
         + "; ".join(f"{p.name} {p.formula} = {p.size / GIB:.2f}" for p in biggest),
         mend="lower train.micro_batch_size or train.head_chunk, set train.activation_checkpointing=step or "
         "train.offload_optimizer=true, or take more GPUs",
+        page="multi_node",
     )
 
 

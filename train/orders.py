@@ -42,6 +42,7 @@ def check_world(cfg: TrainConfig) -> None:
                 where=f"train.nodes={cfg.nodes}",
                 why="this process is alone: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are not set",
                 mend="start it with scripts/launch/torchrun.sh, hostfile.sh or train.sbatch (docs/multi_node.md)",
+                page="multi_node",
             )
         return
     size = int(os.environ["WORLD_SIZE"])
@@ -51,6 +52,7 @@ def check_world(cfg: TrainConfig) -> None:
             where="train.nodes, train.processes",
             why=f"{cfg.nodes} x {cfg.processes} = {asked} announced, {size} started",
             mend="set train.nodes and train.processes (a node's) to what is started",
+            page="multi_node",
         )
 
 

@@ -30,9 +30,19 @@ from eagle3.config import require
 NO_GPU = 3
 
 
+EXAMPLES = """
+python -m benchmarks.gpu --minutes 4
+python -m benchmarks.gpu --device cpu --small
+"""
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(
+        prog="python -m benchmarks.gpu",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu with --small")
     parser.add_argument("--minutes", type=float, default=8.0, help="no case is begun that would end later")
     parser.add_argument("--small", action="store_true", help="tiny dimensions: shows that the script works")

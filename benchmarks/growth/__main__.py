@@ -30,11 +30,21 @@ from eagle3.config import require
 WHOLE = ("extraction", "processes")
 
 
+EXAMPLES = """
+python -m benchmarks.growth
+python -m benchmarks.growth --axes length steps --no-memory
+"""
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m benchmarks.growth", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(
+        prog="python -m benchmarks.growth",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
     names = [*(axis.name for axis in axes()), *WHOLE]
-    parser.add_argument("--axes", nargs="+", choices=names, default=names)
+    parser.add_argument("--axes", nargs="+", choices=names, default=names, help="sizes to vary, one at a time")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds")
     parser.add_argument("--no-plain", action="store_true", help="redraft's step alone")
     parser.add_argument("--no-memory", action="store_true", help="times alone")

@@ -36,6 +36,11 @@ from eagle3.config import require
 from eagle3.errors import RedraftError
 from eagle3.state_codec import CODECS
 
+EXAMPLES = """
+python -m benchmarks.loader
+python -m benchmarks.loader --kinds lossless fp8 --workers 1 2 --no-plain --sleep --steps 12
+"""
+
 
 def measure(case: Case) -> dict[str, Any]:
     """Run a case in a process of its own.
@@ -108,15 +113,19 @@ def best_rates(cases: list[dict[str, Any]]) -> dict[str, float]:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m benchmarks.loader", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kinds", nargs="+", default=[SPARSE, *CODECS], choices=[SPARSE, *CODECS])
+    parser = Parser(
+        prog="python -m benchmarks.loader",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
+    parser.add_argument("--kinds", nargs="+", default=[SPARSE, *CODECS], choices=[SPARSE, *CODECS], help="of store")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="train.loader_workers, one a case")
     parser.add_argument("--no-plain", action="store_true", help="leave out the plain way")
-    parser.add_argument("--hidden", type=int, default=7168)
+    parser.add_argument("--hidden", type=int, default=7168, help="width of the target")
     parser.add_argument("--sites", type=int, default=3, help="aux states, beside the teacher's")
     parser.add_argument("--tokens", type=int, default=1024, help="of a record")
     parser.add_argument("--documents", type=int, default=4, help="records a step")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help="timed steps")
     parser.add_argument("--step-seconds", type=float, help="of a step; by default one H200's by the plan's arithmetic")
     parser.add_argument("--sleep", action="store_true", help="sleep through a step instead of keeping a processor busy")
     parser.add_argument("--times-memory", type=float, default=10.0, help="size of the stores")

@@ -94,11 +94,15 @@ def measure(codec: str, width: int, seconds: float, rounds: int) -> dict[str, An
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = Parser(prog="python -m benchmarks.loader.threads", description="Threads or processes?")
-    parser.add_argument("--hidden", type=int, default=7168)
+    parser = Parser(
+        prog="python -m benchmarks.loader.threads",
+        description=(__doc__ or "").splitlines()[0],
+        examples="python -m benchmarks.loader.threads --seconds 2 --rounds 5",
+    )
+    parser.add_argument("--hidden", type=int, default=7168, help="width of the target")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for the result")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     facts, width = machine(torch.device("cpu")), args.hidden

@@ -27,10 +27,20 @@ from benchmarks.side_by_side import machine, open_device, publish
 from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import require
 
+EXAMPLES = """
+python -m benchmarks.peers
+python -m benchmarks.peers --hidden 2048 --steps 7 --device cuda
+python -m benchmarks.peers --set speculators.head=frozen specforge.batching=padded redraft.head_chunk=256
+"""
+
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m benchmarks.peers", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(
+        prog="python -m benchmarks.peers",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
     parser.add_argument("--full", action="store_true", help="all 24 cells of the grid")
     parser.add_argument("--hidden", type=int, nargs="+", help="widths (576 1024 2048)")
     parser.add_argument("--draft-vocab", type=int, nargs="+", help="draft vocabularies (8192 32768)")
@@ -43,14 +53,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=0.0, help="tokens to be learnt (0: as in the demo's documents)")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds, at most")
     parser.add_argument("--case-seconds", type=float, default=120, help="rounds beyond the third end before this")
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), help="trainers to compare with")
     parser.add_argument("--set", nargs="+", default=[], metavar="SIDE.KEY=VALUE", help="a setting of a side")
     parser.add_argument("--profile", action="store_true", help="tell which operators take the time of a step")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument(
         "--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="auto: bfloat16 on GPUs"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data")
     parser.add_argument("--threads", type=int, default=0, help="of each side (0: OMP_NUM_THREADS, or torch's choice)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for peers.txt and peers.json")
     return parser.parse_args(argv)

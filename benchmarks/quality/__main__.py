@@ -26,10 +26,20 @@ DATA = ("data.max_samples=800", "data.val_fraction=0.2")  # the demo's answers, 
 SCREEN_STEPS = 160
 
 
+EXAMPLES = """
+python -m benchmarks.quality --plan screen --only fitted wsd
+python -m benchmarks.quality --plan final --seeds 3
+"""
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="python -m benchmarks.quality", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--plan", default="screen", choices=sorted(PLANS))
+    parser = Parser(
+        prog="python -m benchmarks.quality",
+        description=(__doc__ or "").splitlines()[0],
+        examples=EXAMPLES,
+    )
+    parser.add_argument("--plan", default="screen", choices=sorted(PLANS), help="which variants")
     parser.add_argument("--only", nargs="+", default=[], help="names of variants; default: all of the plan")
     parser.add_argument("--seeds", type=int, default=0, help="how many (default: 1 for screen, 3 for final)")
     parser.add_argument("--steps", type=int, default=-1, help="optimizer steps; 0 = an epoch (default: 160 for screen)")

@@ -130,6 +130,7 @@ class HFCapture:
                 "out of GPU memory while capturing",
                 where=f"a batch of {input_ids.shape[0]} x {input_ids.shape[1]} tokens",
                 mend="lower capture.batch_tokens, or data.max_length when one conversation alone is too long",
+                page="capture",
             ) from None
         states, wait = taps.states, copies.wait_for()
 
@@ -171,6 +172,7 @@ class HFCapture:
                 where="wiring.aux: embedding",
                 why="what enters layer 0 is not the token's row of the embedding table",
                 mend="name a layer instead of the embedding",
+                page="capture",
             )
         self._embedding_checked = True
 

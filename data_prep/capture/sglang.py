@@ -148,6 +148,7 @@ class SGLangCapture:
                 why=f"{one.tokens} tokens; its cache holds {self.facts['max_tokens']}, "
                 f"its context {self.facts['max_length']}",
                 mend="lower data.max_length, or give the cache more room (capture.sglang.mem_fraction, tp)",
+                page="capture",
             )
 
     def _parts(self, asked: list[Asked]) -> list[list[Asked]]:
@@ -188,7 +189,7 @@ class SGLangCapture:
         during = f"capturing {len(part.asked)} records of {tokens} tokens"
         reply = self.worker.receive("batch", self.cfg.timeout_s, during)
         if reply["batch"] != part.number:
-            raise RedraftError("the worker answered another batch", why=f"{reply['batch']} for {part.number}")
+            raise RedraftError("the worker answered another batch", why=f"{reply['batch']} for {part.number}", mend="run the stage again")
         self._check_ranks(reply["ranks"])
         states = self.worker.states(part.slot)
         where = spans(part.asked, reply["records"])
@@ -209,7 +210,7 @@ class SGLangCapture:
 
     def _check_ranks(self, ranks: dict[str, dict[str, float]]) -> None:
         if len(ranks) != self.plan.tp - 1:
-            raise RedraftError("not every rank answered", why=f"{len(ranks) + 1} of {self.plan.tp}")
+            raise RedraftError("not every rank answered", why=f"{len(ranks) + 1} of {self.plan.tp}", mend="read the worker's log")
         for rank, errors in ranks.items():
             for name, error in errors.items():
                 if not error <= RANK_LIMIT:
@@ -241,6 +242,7 @@ def check_wiring(wiring: Wiring, aux: torch.Tensor, sites: dict[str, torch.Tenso
             where=f"SGLang {plan.facts.version}",
             why=f"no hook fired at {', '.join(missing[:4])}: a fused or compiled forward pass",
             mend="turn fusion and graph capture off in capture.sglang.extra_args, or use capture.backend=hf",
+            page="capture",
         )
     rows = next(iter(sites.values())).shape[0]
     if aux.shape[1] != wiring.feature_width:
@@ -261,6 +263,7 @@ def check_wiring(wiring: Wiring, aux: torch.Tensor, sites: dict[str, torch.Tenso
             where=f"SGLang {plan.facts.version}, ids {plan.ids} by {plan.rule.name}",
             why="; ".join(wrong),
             mend="name the convention that this build follows in capture.sglang.convention",
+            page="capture",
         )
 
 
@@ -283,4 +286,5 @@ def check_embedding(
             where="wiring.aux: embedding",
             why="what enters layer 0 is not the token's row of the embedding table",
             mend="name a layer instead of the embedding",
+            page="capture",
         )

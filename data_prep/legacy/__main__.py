@@ -57,7 +57,12 @@ def main(argv: list[str] | None = None) -> int:
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
-        prog="python -m data_prep.legacy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m data_prep.legacy",
+        description=__doc__,
+        examples="""
+        python -m data_prep.legacy diagnose old_samples --target TARGET --json diagnosis.json
+        python -m data_prep.legacy convert old_samples --target TARGET --store RUN/store --prepared RUN/prepared
+        """,
     )
     commands = parser.add_subparsers(required=True, metavar="diagnose|convert")
     shared = Parser(add_help=False)

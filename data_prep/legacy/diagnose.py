@@ -165,4 +165,5 @@ def _mixed(file: LegacyFile, why: str) -> WiringError:
         where=str(file.path),
         why=why,
         mend="put the files of each extraction into a folder of their own, and diagnose each",
+        page="legacy",
     )

@@ -54,6 +54,7 @@ def plan_conversion(found: Diagnosis, shape: Shape, aux: Sequence[str] = (), tea
             "slots of the set are not known",
             why=f"{', '.join(unnamed)}; named are {', '.join(held) or 'none'}",
             mend="name the right target, or say with --aux which of the named sites are wanted",
+            page="legacy",
         )
     names = list(aux) or held_layers(found)
     if not names:

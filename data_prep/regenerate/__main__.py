@@ -31,19 +31,25 @@ EXAMPLES = """examples:
 
 Stop it at any time (Ctrl-C, kill) and run the same command again: it goes on with what is missing. Start the server
 with the parsers of its model, e.g. for Kimi-K2.5 in SGLang: --reasoning-parser kimi_k2 --tool-call-parser kimi_k2.
-exit codes: 0 done, 2 bad input or server, 130 interrupted."""
+exit codes: 0 done (records that failed within --max-failures stand in failed.jsonl), 2 bad input or server, 130
+interrupted."""
 HELP = {
     "model": "name the server answers to (default: the one it lists)",
     "api_key_env": "NAME of the environment variable that holds the API key",
     "concurrency": "conversations under way at any moment",
     "max_tokens": "of one answer, reasoning included",
     "temperature": "0 = greedy; not given = as served, and so for the next four",
+    "top_p": "share of probability that tokens are drawn from",
+    "min_p": "least probability of a token, as a share of the likeliest one's",
+    "repetition_penalty": "1 = none",
     "top_k": "-1 = all tokens",
     "generation_config": "folder or file to read the sampling as served from (default: the server's model folder)",
     "seed": "each answer gets a seed of its own, made of this and the record's id",
     "turns": "last: the last answer alone; all: each assistant turn in order",
     "keep_empty": "keep answers in which nothing is said",
+    "keep_token_ids": "keep the token ids of the last answer and its prompt, where the server gives them",
     "retries": "of one request",
+    "backoff_s": "before the first retry; doubled for each further one, up to 30 s",
     "timeout_s": "of one request",
     "outage_s": "how long an unreachable server is waited for",
     "max_failures": "share of records that may fail",
@@ -56,7 +62,6 @@ def build_parser() -> Parser:
         prog="python -m data_prep.regenerate",
         description="Let the served target answer conversations itself, through an OpenAI-compatible server.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--url", required=True, help="of the server, http://host:port")
     parser.add_argument("--source", type=Path, required=True, help="JSON lines of conversations")

@@ -81,6 +81,7 @@ def _generation_config(cfg: RegenerateConfig, model_folder: str, defaults: str, 
             why=f"it is null, and the server's model folder ({model_folder or 'not told'}) cannot be read here",
             mend="set regenerate.temperature, top_p, top_k, min_p and repetition_penalty, or point "
             "regenerate.generation_config at a copy of the model's generation_config.json",
+            page="samples",
         )
     path = folder / "generation_config.json"
     return read_json(path, "repair it, or set the sampling values themselves") if path.is_file() else {}

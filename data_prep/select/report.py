@@ -71,6 +71,7 @@ def refuse_shortfall(cfg: SelectConfig, report: dict[str, Any]) -> None:
         where="select",
         why="; ".join(lines[:NAMED_SHORTFALLS]) + more,
         mend="add sources, lower those quotas or select.total, or set select.shortfall=report to take what there is",
+        page="samples",
     )
 
 

@@ -118,6 +118,7 @@ def choose_convention(named: str, tree: Path | None, version: str, target: Path,
             where=str(tree),
             why="; ".join(verdict.reasons),
             mend="measure what it feeds (python -m eval.probe live) and name it in eval.server.convention",
+            page="wiring",
         )
     source = f"the source of SGLang {verdict.version or version}, {verdict.file}"
     return Choice(verdict.convention, source, verdict.late_graphs, verdict.stops, verdict.convention)
@@ -131,13 +132,16 @@ def check_feeds(choice: Choice, wiring: Wiring, flags: Sequence[str]) -> None:
             patch is there by half, or its source reads the ids of the named convention as other sites.
     """
     if choice.stops:
-        raise WiringError("this SGLang cannot serve a draft for this target", where=choice.source, why=choice.stops)
+        mend = "serve with a build that can (docs/wiring.md lists those that were read)"
+        what = "this SGLang cannot serve a draft for this target"
+        raise WiringError(what, where=choice.source, why=choice.stops, mend=mend)
     if choice.half:
         raise WiringError(
             "this SGLang carries the embedding patch by half",
             where=choice.source,
             why=choice.half,
             mend="restore its own files (python scripts/sglang_patch.py revert), then apply the whole patch",
+            page="sglang_patch",
         )
     _check_named(choice, wiring)
     without_graphs = any(flag in ("--disable-cuda-graph", "--device=cpu", "cpu") for flag in flags)
@@ -147,6 +151,7 @@ def check_feeds(choice: Choice, wiring: Wiring, flags: Sequence[str]) -> None:
             where=choice.source,
             why=f"it captures them before it sets the draft's ids, so {', '.join(wiring.names)} would not be fed",
             mend="add --disable-cuda-graph to eval.server.extra_args, or serve with 0.5.13 or newer",
+            page="engines",
         )
 
 
@@ -165,6 +170,7 @@ def _check_named(choice: Choice, wiring: Wiring) -> None:
             where=f"{choice.source}={choice.name}",
             why=f"its ids {ids} are read as {choice.read} by this build's source: {'; '.join(lines)}",
             mend=f"set eval.server.convention=auto, or {choice.read}",
+            page="engines",
         )
 
 

@@ -33,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="python -m eval.probe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m eval.probe",
+        description=__doc__,
+        examples="python -m eval.probe store runs/x/store --target models/llama",
+        epilog="`python -m eval.probe PROBE --help` has an example of each.",
     )
     subs = parser.add_subparsers(metavar="PROBE", required=True)
     _static(subs)
@@ -49,8 +52,8 @@ def _add(subs: argparse._SubParsersAction, name: str, command: Command, words: s
         name,
         help=words,
         description=words,
-        epilog=f"example:\n  python -m eval.probe {example}\n\nexit code: 0 agrees, 1 disagrees, 2 could not tell",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=f"python -m eval.probe {example}",
+        epilog="exit code: 0 agrees, 1 disagrees, 2 could not tell",
     )
     one.set_defaults(command=command)
     one.add_argument("--json", action="store_true", help="print one JSON object")

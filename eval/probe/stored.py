@@ -58,6 +58,7 @@ class StoreReader:
                 where=where,
                 why=f"found format {kind[0]!r} version {kind[1]!r}",
                 mend="give a store that this version wrote, or convert it first",
+                page="formats",
             )
         self.wiring = Wiring.from_dict(self.manifest["wiring"])
         self._places = self._find()

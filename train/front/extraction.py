@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +25,7 @@ from train.batches import epoch_order
 from train.front.capture import CaptureChoice
 from train.front.console import console, progress_bar
 from train.front.context import Run
+from train.telling import told
 
 Advance = Callable[[int], None]
 
@@ -137,14 +138,14 @@ def gpu_slices(processes: int, tp: int) -> list[str | None]:
 class _Child:
     """A worker process, started again when it dies."""
 
-    def __init__(self, number: int, task: Path, gpus: str | None, restarts: int) -> None:
-        self.number, self.task, self.gpus, self.restarts = number, task, gpus, restarts
-        self.error = task.with_suffix(f".{number}.error")
+    def __init__(self, number: int, task: Path, told_in: str, gpus: str | None, restarts: int) -> None:
+        self.number, self.task, self.told_in, self.gpus, self.restarts = number, task, told_in, gpus, restarts
         self.failure: RedraftError | None = None
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "train.front.extract_worker", str(self.task), str(self.number)]
+        words = [str(self.task), str(self.number), self.told_in]
+        command = [sys.executable, "-m", "train.front.extract_worker", *words]
         gpus = {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": self.gpus}
         return subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **gpus})
 
@@ -155,9 +156,8 @@ class _Child:
             return True
         if code == 0:
             return False
-        if self.error.exists():
-            told = json.loads(self.error.read_text())
-            self.failure = RedraftError(told.pop("what"), **told)
+        self.failure = told(self.told_in, self.number)
+        if self.failure:
             return False
         why = f"signal {-code}" if code < 0 else f"exit code {code}"
         if self.restarts:
@@ -182,7 +182,6 @@ class _Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.error.unlink(missing_ok=True)
 
 
 def extract_in_processes(run: Run, work: Work, advance: Advance) -> Extracted:
@@ -190,8 +189,8 @@ def extract_in_processes(run: Run, work: Work, advance: Advance) -> Extracted:
     capture = run.config.capture
     slices = gpu_slices(capture.processes, capture.sglang.tp if capture.backend == "sglang" else 1)
     watch = _Watch(run.store, advance)
-    with _task_file(run, work) as task:
-        children = [_Child(n, task, gpus, capture.restarts) for n, gpus in enumerate(slices)]
+    with _task_file(run, work) as task, tempfile.TemporaryDirectory(prefix="redraft-") as told_in:
+        children = [_Child(n, task, told_in, gpus, capture.restarts) for n, gpus in enumerate(slices)]
         try:
             while any([child.running() for child in children]):  # a list: each is looked at
                 watch.look()
@@ -203,7 +202,9 @@ def extract_in_processes(run: Run, work: Work, advance: Advance) -> Extracted:
     failure = next((child.failure for child in children if child.failure), None)
 
     def rest() -> Any:
-        raise failure or RedraftError("extraction workers left work undone", mend="run the same command again")
+        raise failure or RedraftError(
+            "extraction workers left work undone", mend="run the same command again", page="multi_node"
+        )
 
     rows, orders = prepared_rows(run)
     done = _extract(run, work, rows, orders, rest, None)  # nothing is left to capture, or the workers' failure is told

@@ -94,6 +94,7 @@ def check_rounds(run: Run, plan: RoundPlan) -> None:
             where="stages",
             why=f"the whole store takes up to {size_text(plan.whole_bytes)}, disk_budget is {run.config.disk_budget}",
             mend="ask for the stages extract and train together, or unset disk_budget",
+            page="rounds",
         )
     take_store(run)
     peak, whole = size_text(plan.peak_bytes), size_text(plan.whole_bytes)
@@ -123,6 +124,7 @@ def take_store(run: Run) -> None:
             "the store was not made in rounds, and rounds would free what it holds",
             where=str(run.store),
             mend="set paths.store to a new folder, or unset disk_budget to go on with this one",
+            page="rounds",
         )
     if create(path, json.dumps(mine) + "\n"):
         return
@@ -133,6 +135,7 @@ def take_store(run: Run) -> None:
             where=str(run.store),
             why=f"by {found['run']}, which has not finished",
             mend="finish that run, set paths.store to a new folder, or delete the store",
+            page="rounds",
         )
     write_json(path, mine)
 
