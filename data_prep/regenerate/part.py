@@ -124,6 +124,7 @@ def check_settings(found: Any, wanted: dict[str, Any], where: Path) -> None:
             where=str(where),
             why=shown,
             mend="set these back to go on with them, delete that folder to begin anew, or choose another one",
+            page="samples",
         )
 
 
