@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.padding import Padding
@@ -42,6 +43,13 @@ class StageConsole(Console):
     def bar_width(self, beside: int) -> int:
         """Columns left for a bar with `beside` columns of text, from 8 to 24."""
         return max(8, min(24, self.width - beside))
+
+
+def settle(stream: TextIO) -> None:
+    """Show the cursor again and clear the line: a bar of another process may have been cut off in the middle."""
+    if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+        stream.write("\x1b[?25h\r\x1b[K")
+        stream.flush()
 
 
 def seconds_text(seconds: float) -> str:

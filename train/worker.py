@@ -7,9 +7,9 @@ import sys
 import threading
 from pathlib import Path
 
-from eagle3.atomic import write_json
 from eagle3.errors import RedraftError
 from train.job import TrainJob
+from train.telling import GONE, refusal, tell
 
 
 def leave_with_parent() -> None:
@@ -32,21 +32,32 @@ def main(arguments: list[str]) -> int:
     if path is None:
         print("error: usage: python -m train.worker job.json", file=sys.stderr)
         return 2
-    rank = os.environ.get("RANK", "0")
-    job: TrainJob | None = None
     try:
         job = TrainJob.load(path)
-        from train.launch import ERROR_FILE, train_here
+        from train.launch import train_here
 
         train_here(job)
-    except RedraftError as err:
-        if job is not None:
-            told = {"what": err.what, "where": err.where, "why": err.why, "mend": err.mend}
-            write_json(Path(job.run_dir) / ERROR_FILE.format(rank=rank), {"kind": type(err).__name__, **told})
-        if "--with-parent" not in arguments:  # a parent prints it
-            print(f"error: {err}", file=sys.stderr)
-        return 2
+    except (RedraftError, OSError) as err:
+        return leave(refusal(err, "a training process"), arguments)
+    except KeyboardInterrupt:  # the parent, which has it too, says so
+        return 130
+    except RuntimeError as err:
+        if not lost_group(err):
+            raise
+        return leave(RedraftError(GONE, why=str(err).splitlines()[0], mend="its own words say why"), arguments)
     return 0
+
+
+def leave(err: RedraftError, arguments: list[str]) -> int:
+    """Tell the parent, in the folder of `--errors`, and give the exit code."""
+    folder = next((one.removeprefix("--errors=") for one in arguments if one.startswith("--errors=")), "")
+    tell(err, folder, int(os.environ.get("RANK", "0")))
+    return 2
+
+
+def lost_group(err: RuntimeError) -> bool:
+    """Whether torch says that another process of the group has ended; its errors have no common type."""
+    return any(word in str(err) for word in ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer"))
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ def plan(config: RedraftConfig) -> None:
     if made.rounds is not None:
         console.print(rounds_table(made.rounds))
     if made.fit.plan is not None:
-        console.print(memory_table(config, made.fit))
-    console.print(ids_table(config.build_wiring()))
+        console.print("", memory_table(config, made.fit), sep="\n")
+    console.print("", ids_table(config.build_wiring()), sep="\n")
     for line in made.refusals:
         console.print(f"  [red]would be refused[/]: {escape(line)}", markup=True)
     for line in made.missing:

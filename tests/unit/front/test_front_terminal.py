@@ -19,7 +19,7 @@ from eagle3.wiring import Site, Wiring
 from train.front import console as front
 from train.front import pipeline
 from train.progress import TrainProgress
-from train.terminal import StageConsole, seconds_text
+from train.terminal import StageConsole, seconds_text, settle
 from train.waits import ALLOWED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -154,6 +154,22 @@ def test_the_heading_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("seconds", "words"), [(3.4, "3 s"), (99.0, "99 s"), (3725.0, "1:02:05")])
 def test_durations_read_well(seconds: float, words: str) -> None:
     assert seconds_text(seconds) == words
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "term", "left"), [
+    (Tty(), "xterm", "\x1b[?25h\r\x1b[K"), (Tty(), "dumb", ""), (io.StringIO(), "xterm", ""),
+])  # fmt: skip
+def test_a_bar_cut_off_leaves_the_terminal_usable(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, term: str, left: str
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    settle(stream)
+    assert stream.getvalue() == left
 
 
 def test_an_interruption_while_modules_load_is_one_line(tmp_path: Path) -> None:
