@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from eagle3.leftovers import kernel, start_ticks
 from eagle3.place import create
 
 BEATS = 6  # heartbeats within the time after which a claim is stale
@@ -54,7 +55,7 @@ class Owner:
     @classmethod
     def here(cls) -> Owner:
         """This process."""
-        return cls(socket.gethostname(), _kernel(), os.getpid(), _start_ticks(os.getpid()))
+        return cls(socket.gethostname(), kernel(), os.getpid(), start_ticks(os.getpid()))
 
     @classmethod
     def read(cls, text: str) -> Owner | None:
@@ -66,32 +67,14 @@ class Owner:
 
     def surely_dead(self) -> bool:
         """True when this process can see that the owner has ended; False when it lives or nobody here can tell."""
-        if not self.kernel or self.kernel != _kernel():
+        if not self.kernel or self.kernel != kernel():
             return False
-        return _start_ticks(self.pid) != self.started
+        return start_ticks(self.pid) != self.started
 
     @property
     def name(self) -> str:
         """`process 4711 on node7`."""
         return f"process {self.pid} on {self.host}"
-
-
-def _kernel() -> str:
-    """What makes process ids comparable: the kernel's boot id and the process namespace; "" when it is not told."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _start_ticks(pid: int) -> int:
-    """When a process started, from the kernel's table; -1 when there is no such process, or only its remains."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return -1
-    return -1 if fields[0] in ("Z", "X") else int(fields[19])
 
 
 @dataclass(frozen=True)

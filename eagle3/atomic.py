@@ -6,14 +6,14 @@ import contextlib
 import hashlib
 import json
 import os
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from upath import UPath
 
 from eagle3.errors import IntegrityError
+from eagle3.leftovers import temporary
 
 
 def fsync_dir(folder: Path) -> None:
@@ -25,6 +25,21 @@ def fsync_dir(folder: Path) -> None:
         os.close(fd)
 
 
+def sync_file(path: Path) -> None:
+    """Flush a file's content, so that it survives a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def put(written: Path, path: Path) -> None:
+    """Let a flushed file take the name `path`, on the disk when this returns."""
+    os.replace(written, path)
+    fsync_dir(path.parent)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; on success fsync it and rename it over `path`.
@@ -33,16 +48,11 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")  # ids repeat from node to node
+    tmp = temporary(path)
     try:
         yield tmp
-        fd = os.open(tmp, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(tmp, path)
-        fsync_dir(path.parent)
+        sync_file(tmp)
+        put(tmp, path)
     finally:
         tmp.unlink(missing_ok=True)
 
@@ -62,18 +72,29 @@ def write_json(path: Path | UPath, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path | UPath, mend: str = "delete the file and run the stage that writes it again") -> Any:
-    """Read a JSON file.
+def read_json(
+    path: Path | UPath,
+    mend: str = "delete the file and run the stage that writes it again",
+    needs: Sequence[str] = (),
+) -> Any:
+    """Read a JSON file that holds one object, as all of ours and of a model's folder do.
 
     Raises:
-        IntegrityError: the file is missing or not whole JSON; `mend` ends its line.
+        IntegrityError: the file is missing, not whole JSON, no object, or lacks a key of `needs`; `mend` ends its line.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise IntegrityError("file not found", where=str(path), mend=mend) from None
-    except (ValueError, OSError) as err:
+    except (ValueError, OSError, RecursionError) as err:
         raise IntegrityError("not a readable JSON file", where=str(path), why=str(err), mend=mend) from None
+    if not isinstance(data, dict):
+        why = f"it holds a {type(data).__name__}, not an object"
+        raise IntegrityError("not a readable JSON file", where=str(path), why=why, mend=mend)
+    lacking = [key for key in needs if key not in data]
+    if lacking:
+        raise IntegrityError("a JSON file lacks a key", where=str(path), why=", ".join(lacking), mend=mend)
+    return data
 
 
 def sha256_file(path: Path) -> str:

@@ -11,7 +11,6 @@ import hashlib
 import os
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -21,6 +20,7 @@ from upath import UPath
 
 from eagle3.atomic import fsync_dir, replacing
 from eagle3.errors import RedraftError
+from eagle3.leftovers import temporary
 
 Place: TypeAlias = Path | UPath
 
@@ -36,10 +36,10 @@ def store_place(text: str | Place) -> Place:
     if "://" not in text:
         return Path(text)
     refuse_password(text)
-    parts = urlsplit(text)
-    if parts.scheme in ("file", "local"):
-        return Path(parts.path)
     try:
+        parts = urlsplit(text)
+        if parts.scheme in ("file", "local"):
+            return Path(parts.path)
         place = UPath(text)
         place.fs  # noqa: B018  makes the file system, which needs its package
     except (ImportError, ValueError) as err:
@@ -83,7 +83,7 @@ def create(path: Place, text: str) -> bool:
 
 def _create_local(path: Path, content: bytes) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f".{path.name}.{uuid.uuid4().hex[:16]}.tmp")
+    tmp = temporary(path)
     try:
         _write_synced(tmp, "wb", content)
         try:

@@ -52,6 +52,14 @@ class MetricsLog:
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 
+    def forget(self, **fields: Any) -> None:
+        """Drop every row that has all these values: its figures are about to be written anew."""
+        self._file.close()
+        rows = read_metrics(self.path)
+        kept = [row for row in rows if any(row.get(name) != value for name, value in fields.items())]
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+
     def sync(self) -> None:
         """Force the rows to disk; done before a checkpoint counts as complete."""
         self._file.flush()

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
-from eagle3.atomic import replacing
+from eagle3.tensor_file import save_tensors
 
 
 def save_rng(path: Path) -> None:
@@ -28,8 +27,7 @@ def save_rng(path: Path) -> None:
         tensors["cuda"] = torch.cuda.get_rng_state()
     rest = [state["state"]["pos"], state["has_gauss"], state["gauss"]]
     scalars = {"python": [version, gauss], "numpy": [state["bit_generator"], *rest]}
-    with replacing(path) as tmp:
-        save_file(tensors, tmp, metadata={"scalars": json.dumps(scalars)})
+    save_tensors(path, tensors, {"scalars": json.dumps(scalars)})
 
 
 def load_rng(path: Path) -> None:

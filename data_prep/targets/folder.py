@@ -12,6 +12,7 @@ from typing import Any
 
 from eagle3.atomic import fsync_dir, sha256_json
 from eagle3.errors import RedraftError
+from eagle3.leftovers import clear_leftovers, temporary
 
 RECORD = "made_by.json"  # stands beside config.json: which maker and settings wrote the folder
 
@@ -46,8 +47,8 @@ def building(path: Path, recipe: dict[str, Any]) -> Iterator[Path]:
             mend="choose another target.path, or empty the folder",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(tmp, ignore_errors=True)
+    clear_leftovers(path.parent)
+    tmp = temporary(path)
     tmp.mkdir()
     try:
         yield tmp

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from eagle3.atomic import replacing
 from eagle3.errors import IntegrityError
+from eagle3.tensor_file import save_tensors
 
 _FORMAT = "redraft-probe"
 
@@ -43,8 +42,7 @@ def save_dump(path: Path, dump: Dump) -> None:
     tensors = {f"ids_{n}": ids.contiguous() for n, ids in enumerate(dump.prompts)}
     tensors |= {f"states_{n}": rows.contiguous() for n, rows in enumerate(dump.states)}
     facts = {"ranks": dump.ranks, "version": dump.version, "hidden_size": dump.hidden_size, "from": dump.name}
-    with replacing(Path(path)) as tmp:
-        save_file(tensors, tmp, metadata={"format": _FORMAT, "facts": json.dumps(facts)})
+    save_tensors(Path(path), tensors, {"format": _FORMAT, "facts": json.dumps(facts)})
 
 
 def load_dump(path: Path) -> Dump:

@@ -1,4 +1,4 @@
-"""One extraction worker of several: `python -m train.front.extract_worker TASK NUMBER`, started by `extraction`."""
+"""One extraction worker of several: `python -m train.front.extract_worker TASK NUMBER ERRORS`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from eagle3.atomic import read_json, write_json
+from eagle3.atomic import read_json
 from eagle3.errors import RedraftError
 from train.front.config import register, typed
+from train.telling import refusal, tell
 from train.worker import leave_with_parent
 
 
-def main(task: Path, number: str) -> int:
-    """Work until nothing is left; exit codes: 0 done, 2 an expected failure (told to the parent in a file)."""
+def main(task: Path, number: str, errors: str) -> int:
+    """Work until nothing is left; exit codes: 0 done, 2 an expected failure (told to the parent in folder `errors`)."""
     leave_with_parent()
     os.environ.setdefault("TQDM_DISABLE", "1")
     told = read_json(task)
@@ -38,12 +39,11 @@ def main(task: Path, number: str) -> int:
         part = None if raw is None else Part(raw["name"], {int(i): int(kind) for i, kind in raw["wanted"]})
         work = Work(StoreManifest.from_dict(told["manifest"]), 0, part)
         extract_here(run, work, None, log=f"sglang-{number}.log")
-    except RedraftError as err:
-        facts = {"what": err.what, "where": err.where, "why": err.why, "mend": err.mend}
-        write_json(task.with_suffix(f".{number}.error"), facts)
+    except (RedraftError, OSError) as err:
+        tell(refusal(err, "an extraction worker"), errors, int(number))
         return 2
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))

@@ -11,7 +11,7 @@ import torch
 
 from eagle3.atomic import sha256_file, write_json
 from eagle3.errors import ConfigError, IntegrityError
-from train.resume import Checkpoint, _drop_old, check_same_job, newest_whole
+from train.resume import Checkpoint, _drop_old, check_same_job, find_checkpoint, newest_whole
 from train.world import import_deepspeed
 
 
@@ -90,3 +90,20 @@ def test_only_the_newest_are_kept_and_no_damaged_one_crowds_them_out(tmp_path: P
     make(tmp_path, 20, marked=False)
     _drop_old(tmp_path, tmp_path / "step-00000003", keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_what_a_killed_run_left_unfinished_goes_when_training_goes_on(tmp_path: Path) -> None:
+    class Alone:
+        first, size = True, 1
+
+        def broadcast(self, value: Any) -> Any:
+            return value
+
+    world: Any = Alone()
+    make(tmp_path, 1)
+    make(tmp_path, 2, marked=False)  # half-deleted
+    make(tmp_path, 3)
+    make(tmp_path, 4, marked=False)  # half-written
+    found, notes = find_checkpoint(tmp_path, {}, world)
+    assert found is not None and found.step == 3 and len(notes) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]

@@ -35,6 +35,19 @@ def test_resumed_log_drops_later_rows_and_a_torn_line(tmp_path: Path) -> None:
     assert read_metrics(path) == []
 
 
+def test_figures_that_are_measured_again_take_the_place_of_the_older_ones(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, 0)
+    rows = [{"kind": "val", "step": 5}, {"kind": "eval", "step": 5, "engine": "local", "tau": 1.0}]
+    rows.append({"kind": "eval", "step": 5, "engine": "sglang"})
+    for row in rows:
+        log.write(row)
+    log.forget(kind="eval", engine="local")
+    log.write({**rows[1], "tau": 2.0})
+    log.close()
+    assert read_metrics(path) == [rows[0], rows[2], {**rows[1], "tau": 2.0}]
+
+
 def test_damage_inside_the_log_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
