@@ -14,7 +14,7 @@ from matplotlib import pyplot
 from eagle3.atomic import replacing
 from eval.series import Series
 
-COLOURS = ("#2563a8", "#d9822b", "#2e8b6f", "#8e5bb5", "#b5413b", "#6b7280")
+COLOURS = ("#2160a6", "#ad5806", "#1f7d60", "#8247b0", "#b23a33", "#5f6875")  # the page's, in its light scheme
 PLAIN = "#9aa3ad"
 
 

@@ -21,17 +21,22 @@ from eval.matrix.cells import matrix
 from eval.matrix.measure import Measured
 from eval.matrix.page import matrix_page
 from eval.page import folded
-from eval.report import cautions, render_page, write_report
+from eval.report import render_page, write_report
 from eval.results import AcceptResult
 from eval.series import series_of
+from eval.statements import cautions
 from eval.training import training_of
 from eval.wiring_picture import wiring_svg, wiring_words
 
 VOID = {"meta", "br", "path", "circle", "rect", "input", "img", "link"}
 
 
+LOADING = {"src", "srcset", "href", "xlink:href", "action", "formaction", "poster", "data", "background", "ping"}
+BLOCKS = {"div", "section", "p", "ul", "ol", "dl", "table", "pre", "h1", "h2", "h3", "details", "figure", "header"}
+
+
 class Balance(HTMLParser):
-    """Collects text and checks that tags close in order."""
+    """Collects text; checks that tags close in order and nest as HTML allows, and that no attribute loads anything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,6 +44,10 @@ class Balance(HTMLParser):
         self.text = ""
 
     def handle_starttag(self, tag, attrs) -> None:  # type: ignore[no-untyped-def]
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), (tag, names)
+        assert not LOADING & set(names), (tag, names)
+        assert not (tag in BLOCKS and "p" in self.open), f"<{tag}> within <p>"
         if tag not in VOID:
             self.open.append(tag)
 
