@@ -180,9 +180,8 @@ def coverage_table(report: dict[str, Any]) -> Table:
     """The report for a terminal: a line a group."""
     size, whole = report["vocab_size"], report["target_vocab_size"]
     title = f"draft vocabulary: {size:,} of {whole:,} tokens; sizes to cover:"
-    table = Table(title=title, title_justify="left", show_edge=False)
-    table.box = box.SIMPLE_HEAD
-    table.add_column("", no_wrap=True)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    table.add_column("", overflow="fold")
     for heading in ("tokens", "unique", "covered", *map(_percent, SHARES)):
         table.add_column(heading, justify="right", no_wrap=True)
     groups = [("all", report["all"])]
