@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,11 +64,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_kimi_path: Path) -> 
     cwd = tmp_path_factory.mktemp("finished")
     os.environ.update(dict.fromkeys(KEYS, CANARY))
     try:
-        out = succeeded(run(cwd, tiny_kimi_path))
+        done = run(cwd, tiny_kimi_path)
+        out = succeeded(done)
     finally:
         for name in KEYS:
             del os.environ[name]
     assert CANARY not in out
+    (cwd / "said.txt").write_text(out)
+    (cwd / "complained.txt").write_text(done.stderr)
     return cwd
 
 
@@ -75,6 +79,22 @@ def test_no_key_of_the_environment_is_in_anything_that_a_run_writes(finished: Pa
     files = [path for path in finished.rglob("*") if path.is_file()]
     assert len(files) > 30
     assert not [str(path) for path in files if CANARY.encode() in path.read_bytes()]
+
+
+def test_the_run_speaks_for_itself_alone(finished: Path) -> None:
+    """In a file: no colours, no bars, no banner or warning of a library, each stage with its end, then all places."""
+    said = (finished / "said.txt").read_text()
+    assert (finished / "complained.txt").read_text() == ""
+    assert "\x1b" not in said and "\r" not in said and "━" not in said
+    stages = re.findall(r"^\[(\d)/5\] (\w+)  \w", said, re.MULTILINE)
+    assert stages == [("1", "prepare"), ("2", "extract"), ("3", "train"), ("4", "export"), ("5", "eval")]
+    assert len(re.findall(r"^      done in ", said, re.MULTILINE)) == 5
+    assert re.search(r"^      hidden states: (\d+) of \1 tokens, [\d,.]+/s, ", said, re.MULTILINE)
+    places = dict(re.findall(r"^  ([a-z ]+?)  +(runs\S+)", said.split("Where everything is\n")[1], re.MULTILINE))
+    assert {"tokens and masks", "hidden states", "trained weights", "served draft", "accept length"} <= set(places)
+    assert all((finished / place).exists() for place in places.values())
+    page = (finished / places["accept length"]).read_text()
+    assert page.count('<svg class="chart"') == 2 and "Draft vocabulary: 512 of" in page  # it knows of the training
 
 
 def shards(store: Path) -> dict[str, bytes]:
