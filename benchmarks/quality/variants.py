@@ -69,7 +69,9 @@ def screen() -> list[Variant]:
         _fitted("wsd", "flat, then a fall over the last 30%", "train.schedule=wsd", "train.decay_ratio=0.3"),
         _fitted("vocab-4096", "smaller draft vocabulary", "draft.vocab_size=4096"),
         _fitted("vocab-12288", "larger draft vocabulary", "draft.vocab_size=12288"),
-        _fitted("fitted-mlp", "and the MLP of the target's last layer", "draft.init_layer=target_mlp"),
+        _fitted("fitted-mlp", "and the MLP of the target's last layer", *MLP),
+        _fitted("mlp-1e-3", "and that MLP at half the rate", *MLP, "train.lr=1e-3"),
+        _fitted("mlp-1e-3-linear", "and a linear schedule", *MLP, "train.lr=1e-3", "train.schedule=linear"),
         _theirs("specforge-1e-4", "as documented: K 7, rate 1e-4"),
         _theirs("specforge-5e-4", "five times the rate", "--lr=5e-4"),
         _theirs("specforge-2e-3", "twenty times the rate", "--lr=2e-3"),
@@ -80,6 +82,7 @@ def screen() -> list[Variant]:
 
 LAST = ("draft.init_fc=last", "draft.init_norm_scale=0.3")
 FITTED = ("draft.init_fc=fitted", "draft.init_norm_scale=0.3")
+MLP = ("draft.init_layer=target_mlp",)
 MIXED_FADE = ("train.objective.kind=mixed", "train.objective.ce_weight=1.0", "train.objective.ce_fade=3.0")
 
 
