@@ -203,6 +203,7 @@ def _loaded(
     draft = _build(shape, tensors, embedding, str(folder))
     _check_maps(draft, _stated_maps(config), str(folder))
     _check_sums(Path(folder), config)
+    _check_finite(tensors, str(folder))
     return draft.to(dtype), wiring, config
 
 
@@ -258,6 +259,10 @@ def load_state(draft: Eagle3Draft, tensors: dict[str, Tensor], where: str) -> No
         IntegrityError: listing every name that is wrong, `where` they came from.
     """
     _check_names(draft.shape, {name: tuple(t.shape) for name, t in tensors.items()}, where)
+    mapped = tensors.get("d2t")
+    if mapped is not None and mapped.is_floating_point():
+        why = f"d2t is {str(mapped.dtype).removeprefix('torch.')}, not whole numbers"
+        raise IntegrityError("not this draft's weights", where=where, why=why, mend=_MEND)
     own = draft.state_dict()
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -385,8 +390,8 @@ def _shape(config: dict[str, Any], tensors: dict[str, Tensor], where: str) -> Dr
         )
     except KeyError as err:
         raise IntegrityError("incomplete config.json", where=where, why=f"no {err.args[0]}", mend=_MEND) from None
-    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as err:
-        why = f"a size of another kind: {err}"
+    except (TypeError, ValueError, ZeroDivisionError, AttributeError, ConfigError) as err:
+        why = f"{err.where}: {err.why}" if isinstance(err, ConfigError) else f"a size of another kind: {err}"
         raise IntegrityError("not a draft's config.json", where=where, why=why, mend=_MEND) from None
 
 
@@ -454,8 +459,10 @@ def _damage_told_first(folder: Path, config: dict[str, Any]) -> Iterator[None]:
     """What does not fit because a file was damaged is told as that, with the file's name."""
     try:
         yield
-    except WiringError:
-        raise  # its line names the ids and what they mean, which says more
+    except WiringError as err:
+        if str(folder) not in err.where:  # else it names the ids and what they mean, which says more
+            _check_sums(folder, config)
+        raise
     except (RedraftError, KeyError, TypeError, ValueError, AttributeError):
         _check_sums(folder, config)
         raise
