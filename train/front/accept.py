@@ -61,8 +61,9 @@ def eval_stage(run: Run) -> dict[str, Any]:
     Raises:
         RedraftError: there is no served folder, it does not fit the run's target or wiring, or the server fails.
     """
-    if not (run.served / "config.json").exists():
-        raise RedraftError("no served draft", where=str(run.served), mend="run the export stage first")
+    for name in ("config.json", "model.safetensors"):
+        if not (run.served / name).is_file():
+            raise RedraftError("no served draft", where=str(run.served / name), mend="run the export stage first")
     cfg, folder = run.config.eval, eval_folder(run)
     prompt_sets = read_prompt_sets(cfg.prompt_sets, cfg.max_prompts)
     record = StageRecord(folder / "stage.json", eval_inputs(run, prompt_sets))
@@ -146,6 +147,7 @@ def measure_locally(run: Run, prompt_sets: list[PromptSet]) -> AcceptResult:
     draft, trained = load_own_draft(run)
     device = choose_device(run.config.capture.device)
     dtype = choose_dtype(run.config.capture.compute_dtype, device)
+    console.print(f"      loading {run.config.target.name}")
     target = load_target(run.target_path, device, dtype, run.config.target.trust_remote_code, with_head=True)
 
     def engine(wiring: Wiring) -> LocalEngine:
@@ -162,6 +164,7 @@ def measure_in_server(run: Run, prompt_sets: list[PromptSet]) -> AcceptResult:
     _, trained = load_own_draft(run)
     engine = server_engine(run, trained)
     identity = {name: value for name, value in eval_inputs(run, []).items() if name in ("server", "draft", "target")}
+    console.print(f"      {_what_is_asked(run)}")
     with progress_bar("continuations", count_served(prompt_sets, cfg, trained), "texts") as advance:
         return measure_served(
             engine,
@@ -173,6 +176,15 @@ def measure_in_server(run: Run, prompt_sets: list[PromptSet]) -> AcceptResult:
             advance=advance,
             **common_arguments(run),
         )
+
+
+def _what_is_asked(run: Run) -> str:
+    """Which servers the figures will come from: starting one takes minutes, in which no text is written."""
+    cfg = run.config.eval
+    if cfg.server.connects:
+        return f"asking the {cfg.engine} server at {cfg.server.url or cfg.server.baseline_url}"
+    plain = ", and once without" if cfg.baseline else ""
+    return f"starting {cfg.engine} with the draft for each of {', '.join(cfg.serve)}{plain}"
 
 
 def started_engine(run: Run, extra_args: list[str], work_dir: Path) -> ServedEngine:

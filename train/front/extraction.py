@@ -72,6 +72,7 @@ def run_extraction(run: Run, work: Work) -> Extracted:
     Raises:
         RedraftError: the extraction failed; what was published is kept.
     """
+    console.print(f"      loading {run.config.target.name} (capture.backend={run.config.capture.backend})")
     with progress_bar("hidden states", work.tokens, "tokens") as advance:
         if run.config.capture.processes == 1:
             done = extract_here(run, work, advance)
