@@ -46,11 +46,6 @@ class DraftVocab:
         """Target id of each draft id, `[Vd]` int64, ascending."""
         return torch.arange(self.size) + self.d2t
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether the draft has the target's whole vocabulary."""
-        return self.size == len(self.t2d)
-
 
 def vocab_key(counts: Tensor, size: int) -> str:
     """Hex SHA-256 over `counts [V]` and both sizes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -181,13 +181,3 @@ class TableJudge:
         chosen = torch.cat([(part @ self.head.T).argmax(dim=1) for part in rows.split(128)])
         share = (chosen == ids[1:]).float().mean().item()
         return f"; the head reads the next token off it in {share:.0%} of rows"
-
-
-def open_judge(model: nn.Module | None, weights: TargetWeights | None, embedding: Path | None) -> Any:
-    """The strongest judge for what is at hand: the model, else the target's tables, else an embedding file."""
-    if model is not None:
-        return TargetJudge(model)
-    if weights is not None:
-        return TableJudge.from_weights(weights)
-    assert embedding is not None
-    return TableJudge.from_file(embedding)

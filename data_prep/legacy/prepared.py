@@ -37,7 +37,8 @@ def write_prepared(store: Store, out: Path, source: str, val_fraction: float = 0
         DataError: too few records for both splits.
     """
     if not 0 <= val_fraction < 1:
-        raise ConfigError("bad value", where="--val-fraction", why=f"found {val_fraction}", mend="give a share in [0, 1)")
+        mend = "give a share in [0, 1)"
+        raise ConfigError("bad value", where="--val-fraction", why=f"found {val_fraction}", mend=mend)
     places, skipped = _split(store, val_fraction, seed)
     _fill_empty(places, val_fraction)
     out = Path(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -120,8 +119,3 @@ def _is_share(factor: float, ranks: int) -> bool:
 
 def _ranks(side: Dump) -> str:
     return f"{side.ranks} rank" + ("s" if side.ranks != 1 else "")
-
-
-def same_prompts(prompts: Sequence[Tensor]) -> list[list[int]]:
-    """A dump's prompts as lists, to ask another server with."""
-    return [ids.tolist() for ids in prompts]
