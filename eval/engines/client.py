@@ -68,6 +68,10 @@ class JsonServer:
         """
         return asyncio.run(self._get(path, self._json))
 
+    async def _get(self, path: str, read: Callable[[httpx.Response], Any]) -> Any:
+        async with self._client(1) as client:
+            return await self._tried(client, "GET", path, None, read)
+
     def gone(self) -> str:
         """Why the server is dead or given up, in one clause; empty while it may be asked."""
         return self._gone() or self._lost
