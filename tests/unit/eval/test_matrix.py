@@ -127,5 +127,5 @@ def test_finished_cells_are_kept_for_the_same_drafts_and_prompts_only(tmp_path: 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([str(tmp_path / "nowhere"), "--only-computed", "--out", str(tmp_path)]) == 2
-    out = capsys.readouterr().out.strip()
-    assert out.startswith("error: ") and "export stage" in out and "Traceback" not in out
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("error: ") and "export stage" in said[0]
