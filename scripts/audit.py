@@ -25,7 +25,7 @@ LIMIT_S = 300.0  # for the tool's installation, and for the audit
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point."""
-    parser = Parser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0], examples="python scripts/audit.py")
     parser.add_argument(
         "--venv", type=Path, default=ROOT / ".venv-audit", help="the tool's environment, made if absent"
     )

@@ -1,6 +1,6 @@
 """Teach an SGLang tree to feed the embedding for layer id -1: `python scripts/sglang_patch.py apply TREE`.
 
-apply   patch the DeepSeek model file (and what it needs); refuses code that it does not know; safe to repeat
+apply   patch the DeepSeek model file; refuse unknown code; safe to repeat
 verify  is the patch whole? exit code 0 whole, 1 not, 2 unreadable
 revert  put the originals back, byte for byte
 status  version, convention and parts, and what the record says

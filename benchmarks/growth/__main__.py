@@ -44,7 +44,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         examples=EXAMPLES,
     )
     names = [*(axis.name for axis in axes()), *WHOLE]
-    parser.add_argument("--axes", nargs="+", choices=names, default=names, help="sizes to vary, one at a time")
+    parser.add_argument(
+        "--axes",
+        nargs="+",
+        choices=names,
+        default=names,
+        metavar="AXIS",
+        help=f"sizes to vary, one at a time: {', '.join(names)}",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds")
     parser.add_argument("--no-plain", action="store_true", help="redraft's step alone")
     parser.add_argument("--no-memory", action="store_true", help="times alone")

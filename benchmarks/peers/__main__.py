@@ -30,7 +30,7 @@ from eagle3.config import require
 EXAMPLES = """
 python -m benchmarks.peers
 python -m benchmarks.peers --hidden 2048 --steps 7 --device cuda
-python -m benchmarks.peers --set speculators.head=frozen specforge.batching=padded redraft.head_chunk=256
+python -m benchmarks.peers --set speculators.head=frozen specforge.batching=padded
 """
 
 

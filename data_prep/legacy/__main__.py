@@ -1,7 +1,7 @@
 """Other tools' sample files: say which tensor is which site of the target, and convert what can be trusted.
 
   python -m data_prep.legacy diagnose FOLDER --target TARGET
-  python -m data_prep.legacy convert FOLDER --target TARGET --store STORE --prepared PREPARED
+  python -m data_prep.legacy convert FOLDER --target TARGET --store STORE
 
 Exit codes: 0 done; 1 refused (slots that are no site of this target, a mixed set, a site that is missing, states that
 the target does not give); 2 unreadable files or wrong arguments.
@@ -72,17 +72,35 @@ def build_parser() -> Parser:
     shared.add_argument("--max-file-gib", type=float, default=16.0, help="largest content read from one file (16)")
     shared.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<n>")
     dtypes = ("auto", "float32", "bfloat16", "float16")
-    shared.add_argument("--compute-dtype", default="auto", choices=dtypes, help="dtype to run the target in")
+    shared.add_argument(
+        "--compute-dtype",
+        default="auto",
+        choices=dtypes,
+        metavar="DTYPE",
+        help=f"to run the target in: {', '.join(dtypes)}",
+    )
     shared.add_argument("--trust-remote-code", action="store_true", help="run Python shipped in the target's folder")
 
-    one = commands.add_parser("diagnose", parents=[shared], help="say what the files hold")
+    one = commands.add_parser(
+        "diagnose",
+        parents=[shared],
+        help="say what the files hold",
+        description="Say which tensor of the files is which site of the target.",
+        examples="python -m data_prep.legacy diagnose old_samples --target TARGET",
+    )
     one.add_argument("--target", type=Path, help="the target's folder")
     one.add_argument("--tables-only", action="store_true", help="do not run the target: read its tables alone")
     one.add_argument("--embedding", type=Path, help="instead of a target: a safetensors file with its embedding")
     one.add_argument("--json", type=Path, help="write the diagnosis here as well")
     one.set_defaults(run=run_diagnose)
 
-    two = commands.add_parser("convert", parents=[shared], help="write a hidden-state store")
+    two = commands.add_parser(
+        "convert",
+        parents=[shared],
+        help="write a hidden-state store",
+        description="Write those samples that can be trusted into a hidden-state store.",
+        examples="python -m data_prep.legacy convert old_samples --target TARGET --store RUN/store",
+    )
     two.add_argument("--target", type=Path, required=True, help="the target's folder")
     two.add_argument("--store", type=_folder, required=True, help="store to write, or to go on with; a local folder")
     two.add_argument("--prepared", type=Path, help="also write the tokens and masks that training reads, here")

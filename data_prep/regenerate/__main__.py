@@ -17,22 +17,25 @@ from data_prep.regenerate.run import regenerate
 from eagle3.command_line import Parser, one_line_errors
 from eagle3.errors import ConfigError
 
-EXAMPLES = """examples:
-  # a server of the target alone, sampled as its generation_config.json says
-  python -m data_prep.regenerate --url http://gpu7:30000 --source selected.jsonl --out runs/answers --max-tokens 8192
+EXAMPLES = """
+# a server of the target alone, sampled as its generation_config.json says
+python -m data_prep.regenerate --url http://gpu7:30000 --source s.jsonl --out runs/answers --max-tokens 8192
 
-  # reasoning on, every assistant turn anew, the model's folder not on this machine
-  python -m data_prep.regenerate --url http://gpu7:30000 --source selected.jsonl --out runs/answers \\
-      --thinking true --turns all --temperature 1.0 --top-p 0.95 --top-k -1 --min-p 0 --repetition-penalty 1
+# reasoning on, every assistant turn anew, the model's folder not here
+python -m data_prep.regenerate --url http://gpu7:30000 --source s.jsonl --out runs/answers --thinking true --turns all \
+--temperature 1.0 --top-p 0.95 --top-k -1 --min-p 0 --repetition-penalty 1
 
-  # greedily, behind a key that stands in the environment variable SERVER_KEY
-  python -m data_prep.regenerate --url https://host/v1 --source s.jsonl --out answers --temperature 0 \\
-      --repetition-penalty 1 --api-key-env SERVER_KEY
-
+# greedily, behind a key that stands in the environment variable SERVER_KEY
+python -m data_prep.regenerate --url https://host/v1 --source s.jsonl --out answers --temperature 0 \
+--repetition-penalty 1 --api-key-env SERVER_KEY
+"""
+AFTER = """
 Stop it at any time (Ctrl-C, kill) and run the same command again: it goes on with what is missing. Start the server
 with the parsers of its model, e.g. for Kimi-K2.5 in SGLang: --reasoning-parser kimi_k2 --tool-call-parser kimi_k2.
-exit codes: 0 done (records that failed within --max-failures stand in failed.jsonl), 2 bad input or server, 130
-interrupted."""
+
+Exit codes: 0 done (records that failed within --max-failures stand in failed.jsonl), 2 bad input or server, 130
+interrupted.
+"""
 HELP = {
     "model": "name the server answers to (default: the one it lists)",
     "api_key_env": "NAME of the environment variable that holds the API key",
@@ -61,7 +64,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="python -m data_prep.regenerate",
         description="Let the served target answer conversations itself, through an OpenAI-compatible server.",
-        epilog=EXAMPLES,
+        examples=EXAMPLES,
+        epilog=AFTER,
     )
     parser.add_argument("--url", required=True, help="of the server, http://host:port")
     parser.add_argument("--source", type=Path, required=True, help="JSON lines of conversations")

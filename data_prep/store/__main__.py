@@ -1,7 +1,7 @@
 """Check a hidden-state store byte by byte, and make room for what is damaged to be extracted again.
 
-    python -m data_prep.store check STORE    names every damaged shard and its records; changes nothing
-    python -m data_prep.store mend STORE     removes the damaged shards; the extract stage then captures their records
+  check STORE   name every damaged shard and its records; change nothing
+  mend STORE    remove the damaged shards: the extract stage captures them anew
 
 Exit codes: 0 whole, or mended; 1 damage was found (check); 2 no store, or a file that cannot be read or removed.
 """

@@ -103,6 +103,8 @@ def make_served(
                 if parameter.dim() == 2:
                     parameter.normal_(0.0, stir if output else 2 * parameter.shape[1] ** -0.5, generator=random)
     save_served(path, draft, wiring, target={}, convention_name=convention, vocab=vocab)
+    card = "---\nbase_model: tiny\ntags: [eagle3]\n---\n# A model card, which no engine reads\n"
+    (path / "README.md").write_text(card, encoding="utf-8")
     return path
 
 

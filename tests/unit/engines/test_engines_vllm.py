@@ -94,7 +94,7 @@ def test_values_other_than_asked_and_missing_counters(make_vllm: Make) -> None:
     ("settings", "words"),
     [
         ({"topk": 2, "draft_tokens": 8}, "1, for vLLM proposes a chain"),
-        ({"draft_tokens": 3}, "expected 4"),
+        ({"draft_tokens": 3}, "draft_tokens 4 "),
         ({"extra_args": ["-tp", "4"]}, "decided by eval.server.tp"),
         ({"extra_args": ["--speculative-config.num_speculative_tokens=5"]}, "decided by eval.num_steps"),
     ],

@@ -27,7 +27,9 @@ def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 def page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    assert called(monkeypatch, "--help") == 0
+    with pytest.raises(SystemExit) as end:  # Hydra's way of ending
+        called(monkeypatch, "--help")
+    assert end.value.code == 0
     return capsys.readouterr().out
 
 
@@ -52,10 +54,8 @@ def test_settings_and_examples_of_the_help_compose(
     assert len(settings) > 12
     given = [one.replace("FILE", "x.jsonl").replace("=N", "=512") for one in settings]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        for words in [*(line[2:] for line in examples), *([one] for one in given)]:
+        for words in [*(line[2:] for line in examples), ["conf=kimi_k25", *given]]:
             kept = [word.replace("1e-3,2e-3", "1e-3") for word in words if word not in ("-m", "--cfg", "job")]
-            if "train.processes=8" in kept:
-                kept.append("train.global_batch_size=16")
             assert isinstance(typed(compose("config", kept)), RedraftConfig)
 
 
@@ -70,26 +70,22 @@ def test_help_of_a_finished_run_is_there_too(tmp_path: Path) -> None:
 
 COMPLETE = """
 eval "$(python train/run.py --shell-completion install=bash)"
-COMP_LINE="$1"; COMP_POINT=${#COMP_LINE}; words=($COMP_LINE); COMP_CWORD=$((${#words[@]} - 1))
-hydra_bash_completion
-printf '%s\\n' "${COMPREPLY[@]}"
+for COMP_LINE in "$@"; do
+    COMP_POINT=${#COMP_LINE}; words=($COMP_LINE); COMP_CWORD=$((${#words[@]} - 1))
+    hydra_bash_completion
+    echo "${COMPREPLY[@]}"
+done
 """
 
 
 def test_the_shell_completes_presets_keys_and_groups() -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    found = {}
-    for word in ("conf=smollm2_", "train.lo", "+hardware=h"):
-        command = ["bash", "-c", COMPLETE, "bash", f"python train/run.py {word}"]
-        done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300
-        )
-        found[word] = done.stdout.split()
-    assert found == {
-        "conf=smollm2_": ["conf=smollm2_control"],
-        "train.lo": ["train.loader_workers=", "train.log_every="],
-        "+hardware=h": ["+hardware=h100", "+hardware=h200"],
-    }
+    typed_so_far = ["python train/run.py conf=smollm2_", "python train/run.py train.lo"]
+    command = ["bash", "-c", COMPLETE, "bash", *typed_so_far]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.splitlines() == ["conf=smollm2_control", "train.loader_workers= train.log_every="], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_help_describes_all_and_its_examples_parse(entry: str, monkeypatch: pyte
             whole.parse_args(arguments(command, entry))
         monkeypatch.setenv("COLUMNS", "80")
         text = parser.format_help()
-        wide = [line for line in text.splitlines() if len(line) > 120]
+        wide = [line for line in text.splitlines() if len(line) > 80]
         assert not wide, f"{parser.prog}: {wide}"
 
 
