@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,28 @@ def test_unchanged_stages_are_skipped_and_the_saved_config_runs_again(finished: 
     out = succeeded(done)
     assert out.count("unchanged since it finished: skipped") == 4
     assert "continuations" in out
+
+
+def test_a_damaged_shard_is_refused_and_mended_as_its_line_says(finished: Path, tiny_kimi_path: Path) -> None:
+    store = finished / "damaged"
+    shutil.copytree(finished / "runs/tiny_kimi/store", store)
+    whole = shards(store)
+    data = sorted(store.glob("*.safetensors"))[1]
+    content = data.read_bytes()
+    data.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
+    paths = ("paths.prepared=runs/tiny_kimi/prepared", f"paths.store={store}", "name=mended", "mark_latest=false")
+    line = refused(run(finished, tiny_kimi_path, *paths, "stages=[extract,train]"))
+    assert data.name in line and "checksums differ for record" in line
+    command = re.search(r"run (python -m data_prep\.store mend \S+), then the extract stage again", line)
+    assert command is not None
+    done = subprocess.run(
+        [sys.executable, *command[1].split()[1:]], cwd=ROOT, capture_output=True, text=True, timeout=99
+    )
+    assert "1 damaged files are removed" in succeeded(done) and not data.exists()
+    out = succeeded(run(finished, tiny_kimi_path, *paths, "stages=[extract]"))
+    lost = re.search(r"records; (\d+) were there", out)
+    assert lost is not None and int(lost[1]) >= 6  # of 12
+    assert shards(store) == whole
 
 
 def test_another_wiring_is_refused_slot_by_slot(finished: Path, tiny_kimi_path: Path) -> None:
