@@ -111,8 +111,11 @@ def to_conversation(record: dict, record_id: str, source: str, where: str) -> Co
     """Normalize one raw record. Raises DataError naming `where`."""
     raw = next((record[k] for k in ("messages", "conversations", "conversation") if record.get(k) is not None), None)
     if not isinstance(raw, list) or not raw:
+        found = f"keys found: {sorted(record)}"
+        if raw is not None:
+            found = "found an empty list" if raw == [] else f"found a {type(raw).__name__}"
         raise DataError(
-            "record without messages", where=where, why=f"keys found: {sorted(record)}",
+            "record without messages", where=where, why=found,
             mend="give a non-empty list `messages` (role, content) or `conversations` (from, value)",
         )  # fmt: skip
     finish_reason = str(record.get("finish_reason") or "")
@@ -280,7 +283,7 @@ def _file_rows(path: Path) -> Iterator[tuple[str, int, Any]]:
                 record = decoded_line(line)
             except (ValueError, RecursionError) as err:
                 raise DataError(
-                    "not a JSON line", where=f"{where}, line {line_number}", why=str(err), mend="fix or drop the line"
+                    "not a JSON line", where=f"{where}, line {line_number}", why=str(err), mend=line_mend(err)
                 ) from None
             yield where, number, _as_written(record, where)
     _check_count(path, number)
@@ -323,6 +326,12 @@ def decoded_line(line: bytes) -> Any:
     if "\\u" in text:  # only an escape can hold one
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     return value
+
+
+def line_mend(err: Exception) -> str:
+    """How to mend what `decoded_line` refused."""
+    encoding = isinstance(err, UnicodeDecodeError) or "BOM" in str(err)
+    return "save the file as UTF-8, without a byte-order mark" if encoding else "fix or drop the line"
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, int, Any]]:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
+
 from data_prep.conversations import Conversation
 from data_prep.markers import Family
 from data_prep.reasoning import (
@@ -62,9 +64,11 @@ class ChatTemplate:
                 list(messages), tools=tools, tokenize=False, add_generation_prompt=prompt, **self.kwargs
             )
         except Exception as err:  # a template may raise anything: its own raise_exception, a missing key, a wrong type
+            own = isinstance(err, (TemplateSyntaxError, RecursionError, OverflowError))
             raise DataError(
                 "the chat template refuses the messages", where=where, why=f"{type(err).__name__}: {err}",
-                mend="fix or drop the record",
+                mend="mend the target's chat template" if own else "fix or drop the record, or mend the chat template",
+                page="rendering",
             ) from None  # fmt: skip
         return str(text)
 

@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import types
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
 
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
+
+
+def filled(kind: type[T], data: dict[str, Any], name: str = "") -> T:
+    """A dataclass from a JSON object of its fields; nested ones must have been filled before. `name` is for messages.
+
+    Raises:
+        TypeError: naming the fields that are missing, or unknown, or the first that holds something else.
+    """
+    assert is_dataclass(kind)
+    lacking = [
+        one.name
+        for one in fields(kind)
+        if one.name not in data and one.default is MISSING and one.default_factory is MISSING
+    ]
+    unknown = sorted(set(data) - {one.name for one in fields(kind)})
+    if lacking or unknown:
+        trouble = f"lacks {', '.join(lacking)}" if lacking else f"has unknown {', '.join(unknown)}"
+        raise TypeError(f"{name or 'it'} {trouble}")
+    value = kind(**data)
+    check_fields(value, name)
+    return value
 
 
 def check_fields(value: Any, name: str = "") -> None:

@@ -72,6 +72,13 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError("bad command line", where=self.prog, why=message, mend=f"see `{self.prog} --help`")
 
 
+def positive(text: str) -> int:
+    """The type of an argument that is a whole number from 1 on."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
+
+
 def one_line_errors(main: Callable[[Sequence[str] | None], int]) -> Main:
     """A `main` whose expected failures are printed as one line; its exit code is then the error's, 2 as a rule."""
 

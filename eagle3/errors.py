@@ -31,6 +31,8 @@ class RedraftError(Exception):
             line += f" [{self.where}]"
         if self.why:
             line += f": {self.why}"
+        if line.endswith(".") and not line.endswith(".."):  # a library's own sentence
+            line = line[:-1]
         if self.mend:
             line += f". To mend: {self.mend}"
         if self.page:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 LAST = ("key", "apikey", "token", "secret", "password", "passwd", "passphrase", "pwd", "auth", "credential")
 ANYWHERE = ("secret", "password", "passphrase", "credential", "credentials")
+FOLDERS = ("PWD", "OLDPWD")  # the shell's variables for where it is
 SHORTEST = 8  # characters of a variable's value that is looked for: shorter ones stand in any text
 HIDDEN = "..."
 _USER = re.compile(r"(?<=://)[^/\s@'\"]+@")
@@ -16,7 +17,7 @@ _USER = re.compile(r"(?<=://)[^/\s@'\"]+@")
 def is_secret_name(name: str) -> bool:
     """Whether a variable, flag or setting of this name holds a key: HF_TOKEN and --api-key do, --token-map does not."""
     words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", name) if word]
-    return bool(words) and (words[-1] in LAST or any(word in ANYWHERE for word in words))
+    return bool(words) and name not in FOLDERS and (words[-1] in LAST or any(word in ANYWHERE for word in words))
 
 
 def hidden(text: str) -> str:

@@ -145,7 +145,8 @@ class Wiring:
                 raise TypeError(f"num_layers {data['num_layers']!r}, hidden_size {data['hidden_size']!r}")
             return cls(**{**data, "aux": tuple(Site.parse(name) for name in data["aux"])})
         except (KeyError, TypeError) as err:
-            raise WiringError("not a wiring", why=str(err), mend="write it with this tool, not by hand") from None
+            why = f"it lacks {err}" if isinstance(err, KeyError) else str(err)
+            raise WiringError("not a wiring", why=why, mend="write it with this tool, not by hand") from None
 
     @classmethod
     def native(cls, model_type: str, num_layers: int, hidden_size: int, teacher: str = "final") -> Wiring:

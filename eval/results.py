@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.atomic import read_json, write_json
-from eagle3.checked_fields import check_fields
+from eagle3.checked_fields import filled
 from eagle3.errors import IntegrityError
 from eagle3.repetition import LOOPING, LOOPING_TOKENS, unique_bigrams
 from eval.alarm import Alarm
@@ -336,11 +336,9 @@ class AcceptResult:
             if data.pop("format") != FORMAT:
                 raise ValueError(f"written in another format than {FORMAT}")
             data["served"] = [_served(one) for one in data["served"]]
-            data["alarm"] = [Alarm(**one) for one in data.get("alarm", [])]
+            data["alarm"] = [filled(Alarm, one) for one in data.get("alarm", [])]
             data["training"] = Training.from_dict(data["training"]) if data.get("training") else None
-            result = cls(**data)
-            check_fields(result)
-            return result
+            return filled(cls, data)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise IntegrityError(
                 "not acceptance results", where=str(path), why=str(err), mend="run the eval stage of that run again"
@@ -356,13 +354,15 @@ def predicted_tau(acceptance: Sequence[float] | None, num_steps: int) -> float |
 
 def _prompt(data: dict[str, Any]) -> PromptResult:
     baseline = data.pop("baseline")
-    return PromptResult(**data, baseline=Baseline(**baseline) if baseline else None)
+    return filled(PromptResult, {**data, "baseline": filled(Baseline, baseline, "baseline") if baseline else None})
 
 
 def _set(data: dict[str, Any]) -> SetResult:
-    return SetResult(Summary(**data["summary"]), data["key"], [_prompt(one) for one in data["prompts"]])
+    return SetResult(
+        filled(Summary, data["summary"], "summary"), data["key"], [_prompt(one) for one in data["prompts"]]
+    )
 
 
 def _served(data: dict[str, Any]) -> Served:
     sets = [_set(one) for one in data.pop("sets")]
-    return Served(**{**data, "sets": sets, "overall": Summary(**data["overall"])})
+    return filled(Served, {**data, "sets": sets, "overall": filled(Summary, data["overall"], "overall")})

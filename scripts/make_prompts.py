@@ -137,7 +137,11 @@ def build_prompts(groups: dict[str, list[str]]) -> list[dict]:
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry."""
-    parser = Parser(description=(__doc__ or "").partition("\n\n")[2], examples="python scripts/make_prompts.py")
+    parser = Parser(
+        prog="python scripts/make_prompts.py",
+        description=(__doc__ or "").partition("\n\n")[2],
+        examples="python scripts/make_prompts.py",
+    )
     parser.add_argument("topics", nargs="?", type=Path, default=DATA / "prompt_topics.txt", help="topics by group")
     parser.add_argument("out", nargs="?", type=Path, default=DATA / "demo_prompts.jsonl", help="JSON lines to write")
     args = parser.parse_args(argv)

@@ -14,6 +14,7 @@ from eagle3.command_line import Parser, one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; exit code 2 and one line on an expected failure."""
     parser = Parser(
+        prog="python scripts/make_target.py",
         description="Build one of the small targets that the demo and the tests use.",
         examples="python scripts/make_target.py smollm2 targets/smollm2-135m-instruct",
     )

@@ -27,6 +27,7 @@ from eagle3.wiring import EMBEDDING, Wiring
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; exit code 2 and one line on an expected failure."""
     parser = Parser(
+        prog="python scripts/sglang_patch.py",
         description=__doc__,
         examples="""
         python scripts/sglang_patch.py status .venv-sglang/bin/python

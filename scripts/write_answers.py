@@ -179,6 +179,7 @@ def answered(prompt: dict, text: str, tokens: int, finish: str) -> dict:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry."""
     parser = Parser(
+        prog="python scripts/write_answers.py",
         description="Answer prompts with a target, greedily. Killed at any time, the same command goes on.",
         examples="""
         python scripts/write_answers.py --target TARGET --prompts data/demo_prompts.jsonl --out answers.jsonl

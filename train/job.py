@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle3.atomic import read_json, sha256_file, write_json
+from eagle3.checked_fields import filled
 from eagle3.checked_json import read_checked
 from eagle3.errors import ConfigError, IntegrityError
 from train.config import ObjectiveConfig, TrackConfig, TrainConfig
@@ -234,7 +235,7 @@ class TrainResult:
             IntegrityError: there is none, or it is not what was written.
         """
         try:
-            return cls(**read_checked(path, mend))
+            return filled(cls, read_checked(path, mend))
         except TypeError as err:
             raise IntegrityError("not a training result", where=str(path), why=str(err), mend=mend) from None
 

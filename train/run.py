@@ -41,7 +41,7 @@ from yaml import YAMLError
 
 from eagle3.errors import ConfigError, RedraftError
 from eagle3.redact import hidden_words
-from train.front.config import RedraftConfig, hydra_error, omegaconf_error, register, typed
+from train.front.config import RedraftConfig, composition_error, register, typed
 from train.terminal import settle
 
 register()
@@ -131,20 +131,12 @@ def cli() -> int:
     try:
         check_flags(sys.argv[1:])
         compose_and_run()
-    except OmegaConfBaseException as err:
-        return refuse(omegaconf_error(err))
-    except HydraException as err:
-        return refuse(hydra_error(err))
-    except YAMLError as err:
-        why = " ".join(str(err).split())
-        return refuse(ConfigError("a file of the configuration is not YAML", why=why, mend="mend it at that line"))
     except ConfigError as err:
         return refuse(err)
-    except (ValueError, RecursionError) as err:  # of Hydra, on a preset of another form
-        if composed:
-            raise
-        why = str(err).splitlines()[0]
-        return refuse(ConfigError("the configuration cannot be composed", why=why, mend="mend the preset"))
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as err:
+        if composed and not isinstance(err, OmegaConfBaseException):
+            raise  # not of the composition: a fault of ours
+        return refuse(composition_error(err, sys.argv[1:]))
     except KeyboardInterrupt:
         settle(sys.stdout)
         print(INTERRUPTED, file=sys.stderr)

@@ -189,7 +189,11 @@ class SGLangCapture:
         during = f"capturing {len(part.asked)} records of {tokens} tokens"
         reply = self.worker.receive("batch", self.cfg.timeout_s, during)
         if reply["batch"] != part.number:
-            raise RedraftError("the worker answered another batch", why=f"{reply['batch']} for {part.number}", mend="run the stage again")
+            raise RedraftError(
+                "the worker answered another batch",
+                why=f"{reply['batch']} for {part.number}",
+                mend="run the stage again",
+            )
         self._check_ranks(reply["ranks"])
         states = self.worker.states(part.slot)
         where = spans(part.asked, reply["records"])
@@ -210,7 +214,9 @@ class SGLangCapture:
 
     def _check_ranks(self, ranks: dict[str, dict[str, float]]) -> None:
         if len(ranks) != self.plan.tp - 1:
-            raise RedraftError("not every rank answered", why=f"{len(ranks) + 1} of {self.plan.tp}", mend="read the worker's log")
+            raise RedraftError(
+                "not every rank answered", why=f"{len(ranks) + 1} of {self.plan.tp}", mend="read the worker's log"
+            )
         for rank, errors in ranks.items():
             for name, error in errors.items():
                 if not error <= RANK_LIMIT:

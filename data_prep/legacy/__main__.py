@@ -30,7 +30,7 @@ from data_prep.legacy.prepared import write_prepared
 from data_prep.render import tokenizer_hash
 from data_prep.store import Store, StoreManifest
 from eagle3.atomic import write_json
-from eagle3.command_line import Parser
+from eagle3.command_line import Parser, positive
 from eagle3.conventions import Shape
 from eagle3.errors import RedraftError, WiringError
 from eagle3.hf_model import choose_device, choose_dtype, load_target
@@ -67,7 +67,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="diagnose|convert")
     shared = Parser(add_help=False)
     shared.add_argument("folder", type=Path, help="folder of sample files (or one file)")
-    shared.add_argument("--samples", type=_positive, default=5, help="files judged, spread over the set (5)")
+    shared.add_argument("--samples", type=positive, default=5, help="files judged, spread over the set (5)")
     shared.add_argument("--rows", type=Path, help="saved dataset with the masks of hs_<i>.safetensors")
     shared.add_argument("--max-file-gib", type=float, default=16.0, help="largest content read from one file (16)")
     shared.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<n>")
@@ -109,8 +109,8 @@ def build_parser() -> Parser:
     two.add_argument("--dtype", default="", choices=["", "bfloat16", "float16", "float32"], help="(as the files)")
     two.add_argument("--skip-bad", action="store_true", help="go on without bad files, and list them")
     two.add_argument("--verify-all", action="store_true", help="compare every record with the target, not samples only")
-    two.add_argument("--batch-tokens", type=_positive, default=4096, help="padded tokens a run of the target (4096)")
-    two.add_argument("--shard-tokens", type=_positive, default=16384, help="tokens a shard (16384)")
+    two.add_argument("--batch-tokens", type=positive, default=4096, help="padded tokens a run of the target (4096)")
+    two.add_argument("--shard-tokens", type=positive, default=16384, help="tokens a shard (16384)")
     two.add_argument("--val-fraction", type=float, default=0.05, help="share held out in --prepared (0.05)")
     two.add_argument("--seed", type=int, default=0, help="of that split (0)")
     two.set_defaults(run=run_convert)
@@ -121,13 +121,6 @@ def _folder(text: str) -> Path:
     if "://" in text:
         raise argparse.ArgumentTypeError("a local folder, not a URL: convert here, then copy the folder")
     return Path(text)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def run_diagnose(args: argparse.Namespace) -> int:

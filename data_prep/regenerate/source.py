@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.conversations import ID_KEYS, MEND, decoded_line, to_conversation
+from data_prep.conversations import ID_KEYS, MEND, decoded_line, line_mend, to_conversation
 from eagle3.errors import DataError
 
 ASKING = ("user", "tool")  # roles after which the assistant speaks
@@ -87,7 +87,7 @@ def _read(line: bytes, number: int, path: Path) -> Asked:
     try:
         record = decoded_line(line)
     except (ValueError, RecursionError) as err:
-        raise DataError("not a JSON line", where=where, why=str(err), mend="fix or drop the line") from None
+        raise DataError("not a JSON line", where=where, why=str(err), mend=line_mend(err)) from None
     if not isinstance(record, dict):
         raise DataError("record is not an object", where=where, why=f"found {type(record).__name__}", mend=MEND)
     given = next((str(record[key]) for key in ID_KEYS if record.get(key) not in (None, "")), f"{number:07d}")

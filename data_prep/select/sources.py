@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.conversations import FILE_SUFFIXES, MEND, decoded_line, named_dataset, saved_dataset
+from data_prep.conversations import FILE_SUFFIXES, MEND, decoded_line, line_mend, named_dataset, saved_dataset
 from data_prep.select.config import SourceConfig
 from eagle3.errors import DataError
 
@@ -127,7 +127,7 @@ def _file_rows(path: Path, wanted: Collection[int] | None) -> Iterator[tuple[int
                 yield number, decoded_line(line)
             except (ValueError, RecursionError) as err:
                 where = f"{path}, record {number}, line {line_number}"
-                yield number, DataError("not a JSON line", where=where, why=str(err), mend="fix or drop the line")
+                yield number, DataError("not a JSON line", where=where, why=str(err), mend=line_mend(err))
 
 
 def _whole_list(path: Path) -> list:

@@ -43,6 +43,8 @@ class StoreManifest:
     capture: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not all(isinstance(text, str) for text in (self.tokenizer_hash, self.template_hash, self.dtype, self.codec)):
+            raise TypeError("a hash, dtype or codec that is no text")
         if self.dtype not in DTYPES:
             raise RedraftError(
                 "unknown store dtype", why=f"found {self.dtype!r}", mend=f"use one of {', '.join(DTYPES)}"
@@ -100,10 +102,16 @@ class StoreManifest:
                 codec="raw" if version == OLD else data["codec"],
                 capture=dict(data["capture"]),
             )
-        except (KeyError, TypeError, ValueError) as err:
+        except KeyError as err:
             raise IntegrityError(
                 "store manifest lacks a key", where=where, why=str(err), mend="extract again"
             ) from None
+        except (TypeError, ValueError) as err:
+            raise IntegrityError(
+                "store manifest with a value of another kind", where=where, why=str(err), mend="extract again"
+            ) from None
+        except RedraftError as err:
+            raise IntegrityError(err.what, where=where, why=err.why, mend=err.mend) from None
 
     @classmethod
     def read(cls, store: Place) -> StoreManifest:

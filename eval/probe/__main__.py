@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eagle3.command_line import Parser, one_line_errors
+from eagle3.command_line import Parser, one_line_errors, positive
 from eagle3.errors import RedraftError
 from eval.probe import commands
 from eval.probe.verdict import Verdict, cannot_tell, show
@@ -68,9 +68,9 @@ def _target(one: Parser, required: bool = True) -> None:
 
 
 def _tokens(one: Parser, prompts: int, max_tokens: int) -> None:
-    one.add_argument("--prompts", type=_positive, default=prompts, metavar="N", help="how many (default: %(default)s)")
+    one.add_argument("--prompts", type=positive, default=prompts, metavar="N", help="how many (default: %(default)s)")
     one.add_argument(
-        "--max-tokens", type=_positive, default=max_tokens, metavar="N", help="cut each to N (default: %(default)s)"
+        "--max-tokens", type=positive, default=max_tokens, metavar="N", help="cut each to N (default: %(default)s)"
     )
     one.add_argument("--random-tokens", action="store_true", help="random token ids: no tokenizer is needed")
     one.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds a request may take")
@@ -90,7 +90,7 @@ def _static(subs: argparse._SubParsersAction) -> None:
     one.add_argument("--draft", type=Path, metavar="FOLDER", help="served folder: the wiring it was trained on")
     one.add_argument("--wiring", metavar="SITES", help="what must be fed, e.g. layer_3,layer_31,layer_59 or native")
     one.add_argument("--target", type=Path, metavar="FOLDER", help="takes model type and depth from the target")
-    one.add_argument("--num-layers", type=_positive, default=0, metavar="N", help="the target's decoder layers")
+    one.add_argument("--num-layers", type=positive, default=0, metavar="N", help="the target's decoder layers")
     one.add_argument("--disable-cuda-graph", action="store_true", help="the server will run without CUDA graphs")
 
 
@@ -109,7 +109,7 @@ def _live(subs: argparse._SubParsersAction) -> None:
     one.add_argument("--store", metavar="FOLDER", help="take tokens and states from a store; run no target")
     one.add_argument(
         "--new-tokens",
-        type=_positive,
+        type=positive,
         default=8,
         metavar="N",
         help="generate N tokens, to see whether they are fed as prompts are (default: %(default)s)",
@@ -134,16 +134,16 @@ def _draft(subs: argparse._SubParsersAction) -> None:
     source.add_argument("--prompts", type=Path, metavar="FILE", help="JSONL prompts that the target answers itself")
     one.add_argument("--stored-states", action="store_true", help="use the store's states; try only sites it holds")
     one.add_argument("--all-of", metavar="SITES", help="also try every choice of these sites, in layer order")
-    one.add_argument("--records", type=_positive, default=32, metavar="N", help="how many (default: %(default)s)")
+    one.add_argument("--records", type=positive, default=32, metavar="N", help="how many (default: %(default)s)")
     one.add_argument(
         "--max-tokens",
-        type=_positive,
+        type=positive,
         default=256,
         metavar="N",
         help="a record's or an answer's (default: %(default)s)",
     )
-    one.add_argument("--steps", type=_positive, default=3, metavar="K", help="unrolled steps (default: %(default)s)")
-    one.add_argument("--top", type=_positive, default=10, metavar="N", help="rows to print (default: %(default)s)")
+    one.add_argument("--steps", type=positive, default=3, metavar="K", help="unrolled steps (default: %(default)s)")
+    one.add_argument("--top", type=positive, default=10, metavar="N", help="rows to print (default: %(default)s)")
 
 
 def _store(subs: argparse._SubParsersAction) -> None:
@@ -156,8 +156,8 @@ def _store(subs: argparse._SubParsersAction) -> None:
     )
     one.add_argument("store", help="the store's folder, or its URL")
     _target(one)
-    one.add_argument("--records", type=_positive, default=3, metavar="N", help="how many (default: %(default)s)")
-    one.add_argument("--max-tokens", type=_positive, default=256, metavar="N", help="cut each (default: %(default)s)")
+    one.add_argument("--records", type=positive, default=3, metavar="N", help="how many (default: %(default)s)")
+    one.add_argument("--max-tokens", type=positive, default=256, metavar="N", help="cut each (default: %(default)s)")
 
 
 def _ranks(subs: argparse._SubParsersAction) -> None:
@@ -172,13 +172,6 @@ def _ranks(subs: argparse._SubParsersAction) -> None:
     one.add_argument("--url", action="append", default=[], help="a running server's address")
     _target(one, required=False)
     _tokens(one, prompts=4, max_tokens=64)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
 
 
 if __name__ == "__main__":

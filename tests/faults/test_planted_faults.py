@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted_all import ALL, normal, table
-from planted_bench import ROOT, Bench, Fault
+from faults_page import normal
+from planted_all import PAGE
+from planted_bench import Bench, Fault
 from planted_store import train
 
 LINES: dict[str, str] = {}
@@ -22,7 +23,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, tiny_llama_path: Path) -> It
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("fault", ALL, ids=[fault.name for fault in ALL])
+@pytest.mark.parametrize("fault", PAGE.faults, ids=[fault.name for fault in PAGE.faults])
 def test_a_planted_fault_is_caught_and_its_absence_is_not(fault: Fault, bench: Bench) -> None:
     assert fault.run(bench, False) == ""
     line = fault.run(bench, True)
@@ -41,11 +42,10 @@ def test_without_the_measurement_a_wrong_store_reaches_training(setting: str, be
 
 
 def test_the_list_is_long_and_names_each_fault_once() -> None:
-    assert len(ALL) >= 30
-    assert len({fault.name for fault in ALL}) == len(ALL)
+    assert len(PAGE.faults) >= 30
+    assert len({fault.name for fault in PAGE.faults}) == len(PAGE.faults)
 
 
 def test_the_page_is_what_the_product_prints(bench: Bench) -> None:
-    lines = [LINES.get(fault.name) or normal(fault.run(bench, True), bench) for fault in ALL]
-    page = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
-    assert page == table(lines), "run: python tests/faults/write_faults.py"
+    lines = [LINES.get(fault.name) or normal(fault.run(bench, True), bench) for fault in PAGE.faults]
+    assert PAGE.path.read_text(encoding="utf-8") == PAGE.text(lines), "run: python tests/faults/write_faults.py"

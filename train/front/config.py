@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from data_prep.config import CaptureConfig, DataConfig, StoreConfig
 from data_prep.regenerate.config import RegenerateConfig
@@ -98,7 +100,7 @@ class RedraftConfig:
             ConfigError: naming the first bad field.
         """
         for stage in self.stages:
-            require(stage in STAGES, "stages", stage, " ".join(STAGES))
+            require(stage in STAGES, "stages", stage, "only " + " ".join(STAGES))
         require(bool(self.stages), "stages", self.stages, "at least one of " + " ".join(STAGES))
         if self.disk_budget:
             parse_size(self.disk_budget, "disk_budget")
@@ -231,11 +233,21 @@ def omegaconf_error(err: OmegaConfBaseException) -> ConfigError:
     return ConfigError("bad configuration", where=str(err.full_key or "?"), why=first, mend=mend)
 
 
-def hydra_error(err: HydraException) -> ConfigError:
-    """One line for a command line or a preset that cannot be composed."""
+def composition_error(err: Exception, arguments: Sequence[str]) -> ConfigError:
+    """One line for a command line, or a file of the configuration, that Hydra cannot compose."""
     if isinstance(err.__cause__, OmegaConfBaseException):
-        return omegaconf_error(err.__cause__)
-    told = re.sub(r"\s*(See https?://\S+ for details|Config search path:.*)", "", str(err), flags=re.DOTALL)
-    where = getattr(err, "override", None) or getattr(err, "missing_cfg_file", None) or "command line"
-    mend = "write KEY=VALUE, KEY=[A,B] or KEY='any text'; `python train/run.py --cfg job` lists every key"
-    return ConfigError("bad configuration", where=str(where), why=told.rstrip(". "), mend=mend)
+        err = err.__cause__
+    if isinstance(err, OmegaConfBaseException):
+        return omegaconf_error(err)
+    if isinstance(err, YAMLError):
+        why = " ".join(str(err).split())
+        return ConfigError("a file of the configuration is not YAML", why=why, mend="mend it at that line")
+    if isinstance(err, HydraException):
+        told = re.sub(r"\s*(See https?://\S+ for details|Config search path:.*)", "", str(err), flags=re.DOTALL)
+        where = getattr(err, "override", None) or getattr(err, "missing_cfg_file", None) or "command line"
+        mend = "write KEY=VALUE, KEY=[A,B] or KEY='any text'; `python train/run.py --cfg job` lists every key"
+        return ConfigError("bad configuration", where=str(where), why=told.rstrip(". "), mend=mend)
+    folder = next((after for flag, after in pairwise(arguments) if flag in ("--config-path", "-cp")), "conf")
+    mend = "save them as UTF-8" if isinstance(err, UnicodeDecodeError) else "mend the file"
+    why = str(err).splitlines()[0]
+    return ConfigError("the configuration cannot be composed", where=f"files of {folder}", why=why, mend=mend)
