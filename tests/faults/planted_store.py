@@ -13,6 +13,7 @@ from datasets import Dataset, load_from_disk
 from planted_bench import Bench, Fault, edit_json, refusal, sites
 
 from data_prep.capture.sample import CapturedSample
+from data_prep.prepare import read_manifest, write_manifest
 from data_prep.store import Store
 from data_prep.store.seal import write_seal
 from eagle3.atomic import write_json
@@ -113,6 +114,7 @@ def _other_text(bench: Bench, planted: bool) -> str:
         Dataset.from_list(changed, features=features).save_to_disk(str(out))
         (prepared / "train").rename(prepared / "old")
         out.rename(prepared / "train")
+        write_manifest(prepared, read_manifest(prepared))
     return train(bench, None, f"paths.prepared={prepared}")
 
 
