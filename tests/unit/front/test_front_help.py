@@ -104,8 +104,10 @@ def test_the_exit_code_tells_done_from_refused_and_incomplete(
     assert capsys.readouterr().err == (f"error: {error}\n" if error else "")
 
 
-def test_the_jobs_of_a_sweep_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jobs_of_a_sweep_are_one_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     seen: list[tuple[str, str]] = []
     monkeypatch.setattr(door, "work", lambda config: seen.append((config.track.group, config.run_dir)))
     assert called(monkeypatch, "-m", "conf=smollm2", "train.lr=1e-3,2e-3") == 0
     assert [group for group, _ in seen] == ["smollm2", "smollm2"] and seen[0][1] != seen[1][1]
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]  # Hydra's own file stands there, too
