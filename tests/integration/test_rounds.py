@@ -117,7 +117,7 @@ def test_rounds_of_several_epochs_give_the_same_weights_within_the_budget(whole:
 MOMENTS = [
     ("train.front.rounds.remove", 1, True),  # while freeing for round 2: a sidecar is gone, its data is not
     ("data_prep.store.shared.publish", 1, False),  # in the extraction of round 2
-    ("train.resume.write_json", 1, False),  # in the training of round 2: a checkpoint's files are there, unmarked
+    ("train.resume.write_checked", 1, False),  # in the training of round 2: a checkpoint's files are there, unmarked
 ]
 
 

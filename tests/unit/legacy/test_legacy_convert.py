@@ -254,5 +254,5 @@ def test_as_a_user_types_it(tiny_llama_path: Path, tmp_path: Path) -> None:
     command = ["diagnose", str(tmp_path / "nowhere"), "--target", str(tiny_llama_path), "--tables-only"]
     done = subprocess.run([sys.executable, "-m", "data_prep.legacy", *command], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("no sample files")
+    assert done.stderr.startswith("error: no sample files")
     assert done.stderr.count("\n") == 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from data_prep.capture.sample import CapturedSample
-from eagle3.atomic import read_json, write_json
+from eagle3.checked_json import read_checked, write_checked
 from eagle3.errors import IntegrityError
 from eagle3.hf_states import all_site_states
 from eagle3.wiring import Wiring
@@ -156,7 +156,7 @@ def test_broken_stores_give_one_line(
     data.write_bytes(data.read_bytes()[:100])
     with pytest.raises(IntegrityError, match="a shard cannot be read"):
         list(StoreReader(folder).spread(1, 9))
-    manifest = read_json(folder / "manifest.json")
-    write_json(folder / "manifest.json", manifest | {"version": 7})
+    manifest = read_checked(folder / "manifest.json", "")
+    write_checked(folder / "manifest.json", manifest | {"version": 7})
     with pytest.raises(IntegrityError, match="version 7"):
         StoreReader(folder)

@@ -211,7 +211,7 @@ def test_only_the_asked_bytes_are_decoded(tmp_path: Path, manifest: StoreManifes
     shard.data.write_bytes(bytes(whole))
     store = Store.open(tmp_path)
     assert torch.equal(store[0].final, samples[0].final) and torch.equal(store[2].final, samples[2].final)
-    with pytest.raises(IntegrityError, match=r"damaged.*layer_1 of record r1"):
+    with pytest.raises(IntegrityError, match=r"damaged.*record r1"):
         store[1]
     with pytest.raises(IntegrityError, match=r"1 of 3 records: r1\."):
         store.verify()
@@ -278,9 +278,7 @@ def test_a_store_is_not_continued_with_another_codec(
         StoreWriter(tmp_path, manifest, 9)
     with pytest.raises(RedraftError, match=r"unknown store codec: found 'zip'.*raw, lossless, fp8, int8"):
         replace(manifest, codec="zip")
-    (tmp_path / "manifest.json").write_text(
-        (tmp_path / "manifest.json").read_text().replace('"codec": "int8"', '"codec": "raw"')
-    )
+    manifest.write(tmp_path)
     with pytest.raises(IntegrityError, match="its states are kept as int8, the store's as raw"):
         Store.open(tmp_path)
 

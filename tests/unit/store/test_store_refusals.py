@@ -11,6 +11,7 @@ import torch
 from data_prep.capture.sample import CapturedSample
 from data_prep.standardize import standardize
 from data_prep.store import Store, StoreManifest, StoreWriter
+from eagle3.checked_json import read_checked, write_checked
 from eagle3.errors import IntegrityError, RedraftError, WiringError
 from eagle3.wiring import Site, Wiring
 
@@ -40,7 +41,9 @@ def test_what_fits_opens(store: Path, manifest: StoreManifest) -> None:
 
 
 def test_another_wiring(store: Path) -> None:
-    with pytest.raises(WiringError, match=r"slot 0 holds layer 3; expected layer 4.*extract again with this wiring$"):
+    with pytest.raises(
+        WiringError, match=r"slot 0 holds layer 3; expected layer 4.*extract again with this wiring \(docs"
+    ):
         Store.open(store, wiring=other(4, 1, 0))
     with pytest.raises(WiringError, match="teacher is 'final'; expected 'final_normed'"):
         Store.open(store, wiring=other(3, 1, 0, teacher="final_normed"))
@@ -88,6 +91,6 @@ def test_no_store_and_unfinished_store(tmp_path: Path, manifest: StoreManifest) 
 
 def test_a_store_of_another_version(store: Path) -> None:
     path = store / "manifest.json"
-    path.write_text(path.read_text().replace('"version": 2', '"version": 99'))
+    write_checked(path, {**read_checked(path, ""), "version": 99})
     with pytest.raises(IntegrityError, match="version 99, expected 'redraft-store' 1 or 2"):
         Store.open(store)

@@ -131,13 +131,13 @@ def test_no_seal_outlives_a_shard_that_it_does_not_know(
     assert write_seal(remote, find_shards(remote)) and is_sealed(remote)
     publish(remote, "c", [make_sample("r2")], SITES, manifest)  # after the seal
     assert not is_sealed(remote)
-    known, write_json = find_shards(remote), seal.write_json
+    known, write = find_shards(remote), seal.write_checked
 
     def slow(*args: Any) -> None:
-        write_json(*args)
+        write(*args)
         publish(remote, "d", [make_sample("r3")], SITES, manifest)  # between the seal and the look back
 
-    monkeypatch.setattr(seal, "write_json", slow)
+    monkeypatch.setattr(seal, "write_checked", slow)
     assert not write_seal(remote, known) and not is_sealed(remote)
     monkeypatch.undo()
     assert write_seal(remote, find_shards(remote))
