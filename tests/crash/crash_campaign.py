@@ -64,7 +64,7 @@ def choose_moment(chance: random.Random, whole: Whole) -> Moment:
     """A call of the uninterrupted run: first its name, so that the rare ones come as often, then which of them."""
     name = chance.choice(sorted({one for _, _, one in whole.calls}))
     process, number, _ = chance.choice([call for call in whole.calls if call[2] == name])
-    sides = ["before", "after", *(["torn"] if name in WRITES else [])]
+    sides = ["before", "after", *(["torn"] * 2 if name in WRITES else [])]
     return Moment(process, number, name, chance.choice(sides))
 
 
@@ -164,14 +164,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stages", default=",".join(STAGES), help=f"of {', '.join(STAGES)}")
     parser.add_argument("--record", type=Path, help="JSON lines to add the cases to; the table sums them all up")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no case after so many; 0 = no limit")
-    parser.add_argument("--fresh", action="store_true", help="start training's workers as fresh Pythons, not by fork")
+    parser.add_argument(
+        "--fresh", action="store_true", help="compose by Hydra, and start training's workers as fresh Pythons: slower"
+    )
     parser.add_argument("--work", type=Path, help="folder to work in, kept where something differs")
     told = parser.parse_args(arguments)
     for name, value in {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}.items():
         os.environ.setdefault(name, value)
     work = told.work or Path(tempfile.mkdtemp(prefix="crash-"))
     until = time.monotonic() + told.minutes * 60 if told.minutes else float("inf")
-    shop = Workshop(work / f"seed-{told.seed}", tiny_llama(), forked=not told.fresh)
+    shop = Workshop(work / f"seed-{told.seed}", tiny_llama(), quick=not told.fresh)
     shop.base.mkdir(parents=True)
     try:
         cases = campaign(shop, told.stages.split(","), told.kills, told.seed, told.record, until)

@@ -1,7 +1,7 @@
 """The front door in a child process that a fork server starts quickly, and that dies at a named moment if told to.
 
-Nothing of the product is replaced but one thing: training's workers are forked from the child instead of started as
-fresh Pythons (`forked=False` leaves that, too), which saves the seconds that importing torch takes.
+Two things are replaced, for they take seconds (`quick=False` leaves them, too): Hydra's composition of the command
+line, and the start of training's workers, which are forked from the child instead of started as fresh Pythons.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from omegaconf import OmegaConf
 
 PROGRAM = Path(__file__).resolve().parents[2] / "train" / "run.py"
 
@@ -66,7 +68,7 @@ class Orders:
         moment: when to die, if at a named moment.
         gone: folder that goes away at `moment` instead, under the name `<gone>.gone`.
         calls: file that every call of `POINTS` is noted in, if wanted.
-        forked: training's workers are forked, not started anew.
+        quick: compose without Hydra, and fork training's workers.
         user: user id to run as; 0 = whoever starts it.
         file_limit: bytes that a file may have at most, as on a full disk; 0 = no limit.
         process: this process's name in moments.
@@ -78,7 +80,7 @@ class Orders:
     moment: Moment | None = None
     gone: Path | None = None
     calls: Path | None = None
-    forked: bool = True
+    quick: bool = True
     user: int = 0
     file_limit: int = 0
     process: str = "main"
@@ -96,7 +98,7 @@ def child(orders: Orders, begun: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
-    if orders.forked:
+    if orders.quick:
         _fork_workers(orders)
     if orders.file_limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders.file_limit, orders.file_limit))
@@ -106,8 +108,26 @@ def child(orders: Orders, begun: Connection) -> None:
     arm(orders)
     begun.send_bytes(b"begun")
     begun.close()
-    sys.argv = [str(PROGRAM), *orders.words]
+    sys.argv = [str(PROGRAM), "--config-path", str(orders.root), "--config-name", "config", *orders.words]
+    if orders.quick:
+        sys.exit(_cli(orders))
     runpy.run_path(str(PROGRAM), run_name="__main__")
+
+
+def _cli(orders: Orders) -> int:
+    """The program's own entry, given a configuration that is merged here."""
+    import train.run as program
+
+    def compose() -> None:
+        loaded: Any = OmegaConf.load(orders.root / "config.yaml")
+        for key in ("defaults", "hydra"):
+            del loaded[key]
+        words = OmegaConf.from_dotlist([word.removeprefix("++") for word in orders.words])
+        stage(OmegaConf.merge(loaded, words))
+
+    stage = program.compose_and_run.__wrapped__  # type: ignore[attr-defined]  without Hydra's decorator
+    program.compose_and_run, program.apply_sweep = compose, lambda _config: None
+    return program.cli()
 
 
 def arm(orders: Orders) -> None:

@@ -12,5 +12,6 @@ import transformers.models.llama.modeling_llama  # noqa: F401
 
 import train.front.pipeline
 import train.loop
+import train.run
 import train.safe_checkpoint
 import train.worker  # noqa: F401

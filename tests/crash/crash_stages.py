@@ -20,6 +20,8 @@ from typing import Any
 from crash_child import Orders, child
 from omegaconf import OmegaConf
 
+from train.world import environment
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "regenerate"))
 from fake_chat import FakeChat, serving
 
@@ -150,12 +152,12 @@ class Workshop:
     Args:
         base: an empty folder.
         target: the tiny Llama.
-        forked: training's workers are forked rather than started anew.
+        quick: as in `Orders`.
     """
 
     base: Path
     target: Path
-    forked: bool = True
+    quick: bool = True
     _whole: dict[str, Whole] = field(default_factory=dict)
     _number: int = 0
     _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -165,6 +167,11 @@ class Workshop:
         self._context = multiprocessing.get_context("forkserver")
         forkserver._forkserver._stop()  # type: ignore[attr-defined]  # another test's may have other modules loaded
         self._context.set_forkserver_preload(["crash_preload"])
+        here = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+        # The server looks nowhere else for what to import, and says nothing when it does not find it; and that the
+        # killed leave semaphores (tqdm's) to their keeper is no news.
+        with environment({"PYTHONPATH": here, "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning"}):
+            forkserver.ensure_running()
 
     def close(self) -> None:
         """End the chat server."""
@@ -194,11 +201,11 @@ class Workshop:
     @contextlib.contextmanager
     def started(self, root: Path, stage: Stage, *more: str, **orders: Any) -> Iterator[Any]:
         """A run of the stage in `root`, as a process that has come to the front door's first line."""
-        words = ["--config-path", str(root), "--config-name", "config", *stage.words, *more]
+        words = [*stage.words, *more]
         if stage.stage == "regenerate":
             words.append(f"++regenerate.url={self.chat.url}")
         self._number += 1
-        told = Orders(root, words, self.base / f"said-{self._number}.log", forked=self.forked, **orders)
+        told = Orders(root, words, self.base / f"said-{self._number}.log", quick=self.quick, **orders)
         mine, theirs = self._context.Pipe()
         process = self._context.Process(target=child, args=(told, theirs))
         process.start()

@@ -1,6 +1,7 @@
 """Killed, on a full disk, read-only, without its store, or twice at once: each stage ends right or says one line.
 
-The same kills in hundreds: `python tests/crash/crash_campaign.py --kills 200` (docs/crashes.md).
+The same kills in hundreds: `python tests/crash/crash_campaign.py --kills 200` (docs/crashes.md). What is repeated here
+for one more stage or one more process is left to `REDRAFT_CRASH_ALL=1 pytest tests/crash`, for it takes a minute more.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from crash_compare import compare
 from crash_disk import largest_file, nearly_full, read_only, size_of, small_disk
 from crash_stages import STAGES, Ended, Stage, Workshop
 
-KILLS = int(os.environ.get("REDRAFT_CRASH_KILLS", "3"))  # a stage
+KILLS = int(os.environ.get("REDRAFT_CRASH_KILLS", "2"))  # a stage
+ALL = bool(os.environ.get("REDRAFT_CRASH_ALL"))
+ONE_PROCESS = [name for name in STAGES if ALL or name != "train-2"]
+WITH_SPACE = [name for name in STAGES if ALL or name in ("extract", "train")]
 SEED = int(os.environ.get("REDRAFT_CRASH_SEED", "0"))
+FULL = ("No space left", "not enough disk space")
 LEAST_LIMIT = 6000  # bytes: the largest file that every stage writes before its own work
 
 
@@ -46,7 +51,7 @@ def test_a_killed_stage_ends_like_an_unbroken_run(shop: Workshop, name: str) -> 
 
 def test_the_comparison_sees_a_bit_a_missing_file_and_a_left_one(shop: Workshop, tmp_path: Path) -> None:
     whole = shop.whole("train").root
-    shutil.copytree(whole, tmp_path / "other")
+    shutil.copytree(whole, tmp_path / "other", symlinks=True)
     assert compare(whole, tmp_path / "other") == []
     weights = tmp_path / "other/run/train/final.safetensors"
     content = bytearray(weights.read_bytes())
@@ -62,19 +67,20 @@ def test_the_comparison_sees_a_bit_a_missing_file_and_a_left_one(shop: Workshop,
         assert any(words in line for line in found)
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", WITH_SPACE)
 def test_a_full_disk_is_one_line_and_with_space_it_ends_right(shop: Workshop, name: str, tmp_path: Path) -> None:
     whole, stage = shop.whole(name), STAGES[name]
     with small_disk(tmp_path / "disk") as disk:
         root = shop.fresh(name, str(disk / "root"))
         with nearly_full(disk, (size_of(whole.root) - size_of(root)) // 2):
-            assert "No space left" in refused(shop.run(root, stage))
+            line = refused(shop.run(root, stage))
+        assert any(words in line for words in FULL)
         assert half_written(root) == []
         assert shop.run(root, stage).code == 0
         assert compare(whole.root, root) == []
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", ONE_PROCESS)
 def test_a_file_that_may_not_grow_is_one_line(shop: Workshop, name: str) -> None:
     """A limit on the size of files stands in for the full disk where no disk can be made."""
     whole, stage, root = shop.whole(name), STAGES[name], shop.fresh(name)
@@ -123,7 +129,7 @@ def test_a_store_that_vanished_before_training_is_one_line(shop: Workshop) -> No
     assert "store/manifest.json" in line and "extract stage" in line
 
 
-@pytest.mark.parametrize(("name", "process"), [("train", "main"), ("train-2", "rank0")])
+@pytest.mark.parametrize(("name", "process"), [("train", "main"), *([("train-2", "rank0")] if ALL else [])])
 def test_a_store_that_vanishes_while_training_is_one_line(shop: Workshop, name: str, process: str) -> None:
     whole, root = shop.whole(name), shop.fresh(name)
     own = [(number, call) for one, number, call in whole.calls if one == process]
@@ -149,7 +155,7 @@ def test_two_runs_in_one_folder_are_refused_and_a_dead_ones_lock_is_free(shop: W
     whole, root, stage = shop.whole("train"), shop.fresh("train"), STAGES["train"]
     with shop.started(root, stage) as owner:
         deadline = time.monotonic() + 120
-        while not (root / "run/.lock").exists() or not (root / "run/.lock").read_text():
+        while f"{owner.pid} on" not in (root / "run/.lock").read_text():  # an earlier stage's stands there first
             assert owner.exitcode is None and time.monotonic() < deadline
             time.sleep(0.002)
         os.kill(owner.pid, signal.SIGSTOP)
@@ -162,6 +168,7 @@ def test_two_runs_in_one_folder_are_refused_and_a_dead_ones_lock_is_free(shop: W
     assert compare(whole.root, root) == []
 
 
+@pytest.mark.skipif(not ALL, reason="only with REDRAFT_CRASH_ALL; tests/integration has one like it")
 def test_workers_of_a_dead_run_leave_and_the_next_may_start_at_once(shop: Workshop) -> None:
     whole, root, stage = shop.whole("train-2"), shop.fresh("train-2"), STAGES["train-2"]
     metrics = root / "run/train/metrics.jsonl"

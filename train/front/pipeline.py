@@ -84,6 +84,14 @@ def locked(run_dir: Path, shared: bool = False) -> Iterator[None]:
         yield
 
 
+def clear(run_dir: Path, alone: bool) -> None:
+    """Remove what killed runs left half-written; store and prepared set may lie here, and be other runs', too."""
+    clear_leftovers(run_dir, deep=True)
+    if alone:
+        for folder in (run_dir, run_dir / "train"):
+            clear_leftovers(folder, alone=True)
+
+
 def mark_latest(run_dir: Path) -> None:
     """Point `latest`, beside the run folder, at it."""
     link = run_dir.parent / "latest"
@@ -130,7 +138,7 @@ def run_pipeline(config: RedraftConfig) -> None:
     run_dir = make_run_dir(config.run_dir)
     shared = wanted == ["extract"]
     with in_one_line("this run", run_dir), locked(run_dir, shared):
-        clear_leftovers(run_dir, alone=not shared, deep=True)
+        clear(run_dir, alone=not shared)
         write_provenance(config, run_dir)
         run = Run.create(config, run_dir)
         heading(run)
