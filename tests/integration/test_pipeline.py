@@ -211,7 +211,7 @@ def test_killed_and_rerun_equals_uninterrupted(finished: Path, tmp_path: Path, t
 def test_a_sweep_shares_the_store_and_keeps_its_runs_apart(finished: Path, tiny_kimi_path: Path) -> None:
     out = succeeded(run(finished, tiny_kimi_path, "train.lr=0.001,0.002", "stages=[extract,train]", "-m"))
     assert out.count("unchanged since it finished: skipped") == 2
-    runs = [path.name for path in (finished / "runs/tiny_kimi/sweep").iterdir()]
+    runs = [path.name for path in (finished / "runs/tiny_kimi/sweep").iterdir() if path.is_dir()]
     assert sorted(runs) == ["train.lr=0.001", "train.lr=0.002"]
 
 
