@@ -459,12 +459,15 @@ def _damage_told_first(folder: Path, config: dict[str, Any]) -> Iterator[None]:
     """What does not fit because a file was damaged is told as that, with the file's name."""
     try:
         yield
-    except WiringError as err:
-        if str(folder) not in err.where:  # else it names the ids and what they mean, which says more
+    except (RedraftError, KeyError, TypeError, ValueError, AttributeError) as err:
+        if isinstance(err, WiringError) and str(folder) in err.where:
+            raise  # it names the ids and what they mean
+        try:
             _check_sums(folder, config)
-        raise
-    except (RedraftError, KeyError, TypeError, ValueError, AttributeError):
-        _check_sums(folder, config)
+        except IntegrityError as damage:
+            shown = f"{err.what}: {err.why}" if isinstance(err, RedraftError) else str(err)
+            why = f"{damage.why}; {shown}"
+            raise IntegrityError(damage.what, where=damage.where, why=why, mend=damage.mend) from None
         raise
 
 
