@@ -274,7 +274,7 @@ class ShardFile:
             }
             self.dtype = shard.dtype or DTYPES[self.tensors["final"].code]
             self.width = shard.width or self.tensors["final"].shape[1]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as err:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OSError) as err:
             raise unreadable(str(shard.data), f"{err}; {shard.holds}") from None
         self._codec = CODECS[shard.codec]
 

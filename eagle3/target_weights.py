@@ -281,9 +281,13 @@ def rope_parameters(text_config: dict[str, Any]) -> dict[str, Any]:
     scaling = {**(text_config.get("rope_scaling") or {}), **merged}
     theta = scaling.pop("rope_theta", None) or text_config.get("rope_theta") or 10000.0
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    return {
-        "rope_theta": float(theta),
-        "rope_scaling": None if kind == "default" else {**scaling, "rope_type": kind, "type": kind},
-        "max_position_embeddings": int(text_config.get("max_position_embeddings") or 2048),
-        "rms_norm_eps": float(text_config.get("rms_norm_eps") or 1e-6),
-    }
+    try:
+        return {
+            "rope_theta": float(theta),
+            "rope_scaling": None if kind == "default" else {**scaling, "rope_type": kind, "type": kind},
+            "max_position_embeddings": int(text_config.get("max_position_embeddings") or 2048),
+            "rms_norm_eps": float(text_config.get("rms_norm_eps") or 1e-6),
+        }
+    except (TypeError, ValueError, OverflowError) as err:
+        what = "config.json has an impossible value"
+        raise IntegrityError(what, where="config.json, positions and norms", why=str(err), mend=MEND_FILES) from None

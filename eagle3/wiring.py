@@ -143,6 +143,8 @@ class Wiring:
         try:
             if not all(type(data[name]) is int for name in ("num_layers", "hidden_size")):
                 raise TypeError(f"num_layers {data['num_layers']!r}, hidden_size {data['hidden_size']!r}")
+            if not all(isinstance(data[name], str) for name in ("teacher", "model_type")):
+                raise TypeError(f"teacher {data['teacher']!r}, model_type {data['model_type']!r}")
             return cls(**{**data, "aux": tuple(Site.parse(name) for name in data["aux"])})
         except (KeyError, TypeError) as err:
             why = f"it lacks {err}" if isinstance(err, KeyError) else str(err)

@@ -31,6 +31,9 @@ def load_run(path: Path) -> AcceptResult:
     nested = path / "eval" / "results.json"
     file = path if path.is_file() else nested if nested.exists() else path / "results.json"
     result = AcceptResult.load(file)
+    if not any(one.sets for one in result.served):
+        mend = "run the eval stage of that run again"
+        raise DataError("nothing was measured", where=str(file), why="it holds no way of serving", mend=mend)
     return replace(result, probe=probe_beside(file) or result.probe)
 
 

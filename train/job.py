@@ -182,9 +182,13 @@ class TrainJob:
         """Read what `save` wrote.
 
         Raises:
-            IntegrityError: the file is missing or not JSON.
+            IntegrityError: the file is missing, not JSON, or no job of this version.
         """
-        return cls.from_dict(read_json(path))
+        try:
+            return cls.from_dict(read_json(path))
+        except (KeyError, TypeError, ValueError, AttributeError) as err:
+            mend = "start the train stage again, which writes it"
+            raise IntegrityError("not a training job", where=str(path), why=str(err), mend=mend) from None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrainJob:

@@ -15,16 +15,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the whole lines of a metrics file; a torn last line, left by a kill, is dropped.
 
     Raises:
-        IntegrityError: a line other than the last is not JSON.
+        IntegrityError: a line other than the last is no JSON object.
     """
     if not Path(path).exists():
         return []
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    lines = Path(path).read_bytes().splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("no object")
+            rows.append(row)
+        except (ValueError, RecursionError):
             if number == len(lines):
                 break
             raise IntegrityError(

@@ -91,7 +91,8 @@ async def read_back(client: ChatClient, model: str, ids: list[int]) -> str | Non
 
 def _models(body: Any) -> list[dict[str, Any]]:
     data = body.get("data") if isinstance(body, dict) else None
-    models = [one for one in data if isinstance(one, dict) and isinstance(one.get("id"), str)] if data else []
+    listed = data if isinstance(data, list) else []
+    models = [one for one in listed if isinstance(one, dict) and isinstance(one.get("id"), str)]
     if not models:
         raise UnusableError("/v1/models lists no model")
     return models

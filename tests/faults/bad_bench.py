@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from train import run as front_door
 
 Write = Callable[[Path], Any]  # writes the bad input to the path it is given
 OF_A_RUN = {"config.yaml", "run.json", "commands.log"}  # what a run folder holds before its first stage
-_SETTINGS: weakref.WeakKeyDictionary[Bench, Any] = weakref.WeakKeyDictionary()
 
 
 class UntoldError(AssertionError):
@@ -65,17 +64,20 @@ def front_door_line(*arguments: str, folder: Path = ROOT / "conf") -> str:
         return entered(lambda _argv: front_door.cli())
 
 
-def _composed(bench: Bench, overrides: Sequence[str]) -> Any:
-    """The run's settings with others: Hydra composes them once a bench, for that is most of a refusal's time."""
-    if bench not in _SETTINGS:
-        with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
-            given = ["conf=tiny_kimi", *bench.settings(bench.root / "run")]
-            _SETTINGS[bench] = compose(config_name="config", overrides=given)
-    cfg = copy.deepcopy(_SETTINGS[bench])
-    for text in overrides:
+@functools.cache
+def _preset(*overrides: str) -> Any:
+    """Settings that Hydra composed: once, for that is most of a refusal's time."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+        return compose(config_name="config", overrides=list(overrides))
+
+
+def settled_line(preset: Sequence[str], *settings: str) -> str:
+    """The line that the front door gets for settings, KEY=VALUE, on top of a composed preset."""
+    cfg = copy.deepcopy(_preset(*preset))
+    for text in settings:
         name, _, value = text.partition("=")
-        OmegaConf.update(cfg, name, yaml.safe_load(value))
-    return cfg
+        OmegaConf.update(cfg, name.lstrip("+"), yaml.safe_load(value), force_add=name.startswith("++"))
+    return _entered_with(cfg)
 
 
 def _entered_with(cfg: Any) -> str:
@@ -97,7 +99,8 @@ def staged(bench: Bench, stage: str, *overrides: str, run_dir: Path | None = Non
     """
     folder = run_dir or bench.folder("run")
     before = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    line = _entered_with(_composed(bench, (f"run_dir={folder}", f"stages=[{stage}]", *overrides)))
+    preset = ("conf=tiny_kimi", *bench.settings(bench.root / "run"))
+    line = settled_line(preset, f"run_dir={folder}", f"stages=[{stage}]", *overrides)
     left = {path.name for path in folder.iterdir() if not path.name.endswith(".lock")} if folder.is_dir() else set()
     if line and left - before - OF_A_RUN:
         raise UntoldError(f"it left {sorted(left - before - OF_A_RUN)} behind")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bad_bench import front_door_line, shared
+from bad_bench import front_door_line, settled_line, shared
 from planted_bench import Bench, Fault
 
 STAGE = "configuration"
@@ -17,11 +17,13 @@ def plan_line(*settings: str) -> str:
 
 
 def _given(settings: tuple[str, ...]) -> Callable[[Bench, bool], str]:
-    return shared("plan", lambda bench: plan_line(*_rooted(bench, settings)), lambda _bench: plan_line())
+    return shared("plan", lambda _bench: plan_line(*settings), lambda _bench: plan_line())
 
 
-def _rooted(bench: Bench, settings: tuple[str, ...]) -> list[str]:
-    return [text.replace("ROOT", str(bench.root)) for text in settings]
+def _valued(settings: tuple[str, ...]) -> Callable[[Bench, bool], str]:
+    """Settings whose types are right: Hydra has taken them, and the front door checks them."""
+    preset = ("conf=smollm2", "stages=[plan]")
+    return shared("plan", lambda _bench: settled_line(preset, *settings), lambda _bench: plan_line())
 
 
 def _preset(content: bytes) -> Callable[[Bench, bool], str]:
@@ -45,7 +47,6 @@ def _run_dir_is_a_file(bench: Bench, planted: bool) -> str:
     return bench.once("plan", plan_line)
 
 
-VALUE, KEY = "bad configuration value", "bad configuration ["
 GIVEN: list[Row] = [
     ("a key that is none", ("train.lrr=1e-3",), ("train.lrr", "--cfg job")),
     ("... forced in with ++", ("++train.lrr=1e-3",), ("train.lrr", "no such setting")),
@@ -62,10 +63,12 @@ GIVEN: list[Row] = [
     ("a reference to nothing", ("paths.store=${scratch}/store",), ("[paths.store]", "scratch")),
     ("a stage that is none", ("stages=[prepare,fly]",), ("[stages]", "'fly'", "regenerate")),
     ("no stage", ("stages=[]",), ("[stages]", "at least one")),
+]
+VALUES: list[Row] = [
     ("an infinite learning rate", ("train.lr=inf",), ("[train.lr]", "inf", "finite")),
     ("a number past all counting", ("train.max_steps=99999999999999999999",), ("[train.max_steps]", "2^53")),
     ("momentum of 1", ("train.betas=[0.9,1.0]",), ("[train.betas]", "[0, 1)")),
-    ("an empty path to the target", ("target.path=",), ("[target.path]", "a text")),
+    ("an empty path to the target", ("target.path=''",), ("[target.path]", "a text")),
     ("an unknown device", ("capture.device=gpu",), ("[capture.device]", "cuda:N")),
     ("a port that does not exist", ("regenerate.url=http://gpu7:99999",), ("[regenerate.url]", "http://host:port")),
     ("a server without http", ("eval.server.url=gpu7:30000",), ("[eval.server.url]", "http://host:port")),
@@ -99,6 +102,7 @@ PRESETS: list[tuple[str, bytes, tuple[str, ...]]] = [
 ]
 FAULTS = [
     *(Fault(name, STAGE, _given(settings), words) for name, settings, words in GIVEN),
+    *(Fault(name, STAGE, _valued(settings), words) for name, settings, words in VALUES),
     *(Fault(name, STAGE, _preset(content), words) for name, content, words in PRESETS),
     Fault("a run folder that is a file", "before the first stage", _run_dir_is_a_file, ("run_dir", "cannot write")),
 ]

@@ -43,6 +43,8 @@ def normal(line: str, bench: Bench) -> str:
     """The line without what differs from machine to machine."""
     line = re.sub(r"(?<![\w/])" + re.escape(str(bench.target)), "TARGET", line)
     line = re.sub(re.escape(str(bench.root)) + r"(/\d+)?", "RUN", line)
+    line = line.replace(f"{ROOT}/", "")
+    line = re.sub(r"(maximum recursion depth exceeded)[^.]*", r"\1", line)
     line = re.sub(r"http://127\.0\.0\.1:\d+", "http://HOST:PORT", line)
     line = re.sub(r"\b[0-9a-f]{12}(\.\.\.|[0-9a-f]{4}|[0-9a-f]{52})?(?![0-9a-z])", "HASH", line)
     line = re.sub(r"as_served-\w+", "as_served", line)

@@ -20,6 +20,7 @@ from data_prep.config import CaptureConfig, DataConfig, StoreConfig
 from data_prep.regenerate.config import RegenerateConfig
 from data_prep.rounds import parse_size
 from data_prep.select.config import SelectConfig
+from eagle3.checked_fields import check_fields
 from eagle3.config import DraftConfig, ExportConfig, TargetConfig, WiringConfig, require
 from eagle3.conventions import convention
 from eagle3.errors import ConfigError, RedraftError, WiringError
@@ -186,6 +187,10 @@ def typed(cfg: DictConfig) -> RedraftConfig:
         config: Any = OmegaConf.to_object(merged)
     except OmegaConfBaseException as err:
         raise omegaconf_error(err) from None
+    try:
+        check_fields(config)  # a reference, "${name}", may stand for a value of another type
+    except TypeError as err:
+        raise ConfigError("bad configuration", where=str(err).partition(" is ")[0], why=str(err), mend=LISTED) from None
     for name, value in settings(config):
         check_plain(name, value)
     config.validate()

@@ -38,7 +38,8 @@ class StageRecord:
         """Names of the inputs that differ from the last finished run's; empty when there was none."""
         if not exists(self.path):
             return []
-        before = self._read().get("inputs", {})
+        told = self._read().get("inputs")
+        before = told if isinstance(told, dict) else {}
         now = self.inputs
         return [key for key in now if sha256_json(before.get(key)) != sha256_json(now[key])]
 
