@@ -19,6 +19,7 @@ from eagle3.command_line import Parser, one_line_errors
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = "pip-audit>=2.9,<3"
+SERVICES = ("pypi", "osv")  # asked in turn, until one knows any package
 LIMIT_S = 300.0  # for the tool's installation, and for the audit
 
 
@@ -42,15 +43,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def audit(tool: Sequence[str], lock: Path) -> int:
     """Run `tool` (pip-audit) on a file of pinned packages and judge its report; the exit code."""
+    why = ""
+    for service in SERVICES:
+        packages, why = ask([*tool, "-s", service], lock)
+        if any("skip_reason" not in one for one in packages):
+            return judge(packages, lock)
+        why = why or f"{service} knows none of the packages"
+    return not_audited(why)
+
+
+def ask(tool: Sequence[str], lock: Path) -> tuple[list[dict[str, Any]], str]:
+    """What one service says of each package; or nothing, and why."""
     with tempfile.TemporaryDirectory(prefix="audit-") as folder:
         report = Path(folder) / "report.json"
         words = ["-r", str(lock), "--disable-pip", "--no-deps", "--progress-spinner", "off", "--timeout", "20"]
         why = _run([*tool, *words, "-f", "json", "-o", str(report)])
         try:
-            packages = json.loads(report.read_text(encoding="utf-8"))["dependencies"]
+            return json.loads(report.read_text(encoding="utf-8"))["dependencies"], ""
         except (OSError, ValueError, KeyError):
-            return not_audited(why or "pip-audit wrote no report")
-    return judge(packages, lock)
+            return [], why or "pip-audit wrote no report"
 
 
 def judge(packages: list[dict[str, Any]], lock: Path) -> int:

@@ -32,7 +32,18 @@ def tool(folder: Path, report: Any, code: int) -> list[str]:
     [
         ({"dependencies": [{"name": "a", "version": "1.0", "vulns": []}]}, 0, 0, "1 packages of lock.txt looked up, 0"),
         ({"dependencies": [{"name": "a", "version": "1.0", "vulns": [FLAW]}]}, 1, 1, "a 1.0: GHSA-1, mended in 2.0"),
-        ({"dependencies": [{"name": "b", "skip_reason": "not there"}]}, 0, 0, "not looked up: b (not there)"),
+        (
+            {"dependencies": [{"name": "b", "skip_reason": "not there"}]},
+            0,
+            0,
+            "NOT AUDITED: osv knows none of the packages",
+        ),
+        (
+            {"dependencies": [{"name": "b", "skip_reason": "not there"}, {"name": "a", "version": "1", "vulns": []}]},
+            0,
+            0,
+            "not looked up: b (not there)\n1 packages",
+        ),
         (None, 1, 0, "NOT AUDITED: ConnectionError: no such host"),
     ],
 )
