@@ -95,7 +95,7 @@ def test_make_target_script_says_one_line_and_exits_2(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "make_target.py"), "nonesuch", str(tmp_path / "x")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].startswith("no such target maker")
+    assert done.stderr.strip().splitlines()[-1].startswith("error: no such target maker")
 
 
 def test_portable_config_says_both_spellings(tiny_llama_path: Path) -> None:
