@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3.errors import IntegrityError
+from eagle3.errors import IntegrityError, RedraftError
 from eagle3.safetensors_files import MEND, sampled_bytes
 
 # Names in a GGUF file -> names in a Hugging Face checkpoint.
@@ -34,6 +36,17 @@ KEYS = {
 }
 
 
+@contextlib.contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """On damaged bytes the gguf package raises whatever numpy, struct and the text codecs do."""
+    try:
+        yield
+    except RedraftError:
+        raise
+    except Exception as err:
+        raise IntegrityError("GGUF file truncated or corrupt", where=str(path), why=str(err), mend=MEND) from None
+
+
 class GGUFTensors:
     """The tensors of one GGUF file under Hugging Face names."""
 
@@ -49,16 +62,13 @@ class GGUFTensors:
         """
         from gguf import GGUFReader
 
-        try:
+        with _damage_told(self.path):
             return GGUFReader(self.path)
-        except Exception as err:  # on damaged bytes it raises whatever numpy and struct do
-            raise IntegrityError(
-                "GGUF file truncated or corrupt", where=str(self.path), why=str(err), mend=MEND
-            ) from None
 
     @cached_property
     def _tensors(self) -> dict[str, Any]:
-        return {TENSORS[t.name]: t for t in self.reader.tensors if t.name in TENSORS}
+        with _damage_told(self.path):
+            return {TENSORS[t.name]: t for t in self.reader.tensors if t.name in TENSORS}
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -74,8 +84,9 @@ class GGUFTensors:
         from gguf.quants import dequantize
 
         tensor = self._tensors[name]
-        values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).float()
-        return values.reshape([int(n) for n in reversed(tensor.shape)])  # GGUF lists the fastest dimension first
+        with _damage_told(self.path):
+            values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).float()
+            return values.reshape([int(n) for n in reversed(tensor.shape)])  # GGUF lists the fastest dimension first
 
     def fingerprint(self) -> str:
         """SHA-256 over the file's size, metadata and 16 evenly spaced blocks of its data."""
@@ -94,7 +105,8 @@ def read_gguf_config(files: Any) -> dict[str, Any]:
 
     def value(key: str) -> Any:
         field = reader.get_field(key)
-        return None if field is None else field.contents()
+        with _damage_told(files.path):
+            return None if field is None else field.contents()
 
     architecture = value("general.architecture")
     config = {key: value(f"{architecture}.{tail}") for key, tail in KEYS.items()}

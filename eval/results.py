@@ -12,8 +12,9 @@ from typing import Any
 
 from eagle3.atomic import read_json, write_json
 from eagle3.checked_fields import filled
-from eagle3.errors import IntegrityError
+from eagle3.errors import IntegrityError, WiringError
 from eagle3.repetition import LOOPING, LOOPING_TOKENS, unique_bigrams
+from eagle3.wiring import Wiring
 from eval.alarm import Alarm
 from eval.engines.base import Generation
 from eval.training import Training
@@ -338,8 +339,11 @@ class AcceptResult:
             data["served"] = [_served(one) for one in data["served"]]
             data["alarm"] = [filled(Alarm, one) for one in data.get("alarm", [])]
             data["training"] = Training.from_dict(data["training"]) if data.get("training") else None
-            return filled(cls, data)
-        except (KeyError, TypeError, ValueError, AttributeError) as err:
+            result = filled(cls, data)
+            for wiring in (result.trained, *(one.wiring for one in result.served)):
+                Wiring.from_dict(wiring)
+            return result
+        except (KeyError, TypeError, ValueError, AttributeError, WiringError) as err:
             raise IntegrityError(
                 "not acceptance results", where=str(path), why=str(err), mend="run the eval stage of that run again"
             ) from None

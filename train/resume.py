@@ -92,7 +92,8 @@ def recorded(root: Path, name: str) -> Any:
     for folder in _folders(root):
         if (folder / MARKER).is_file():
             with contextlib.suppress(IntegrityError):
-                return read_checked(folder / MARKER, "").get("identity", {}).get(name)
+                identity = read_checked(folder / MARKER, "").get("identity")
+                return identity.get(name) if isinstance(identity, dict) else None
     return None
 
 

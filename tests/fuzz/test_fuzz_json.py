@@ -125,6 +125,7 @@ def test_names_of_any_spelling_are_parsed_or_refused(text: str) -> None:
 @given(value=changed(RESULTS))
 @example(value={**RESULTS, "num_steps": "two"})
 @example(value={**RESULTS, "served": []})
+@example(value={**RESULTS, "trained": {**RESULTS["trained"], "num_layers": None}})
 def test_results_of_any_shape_are_shown_or_refused(value: Any, tmp_path: Path) -> None:
     found = taken_or_refused(lambda: load_run(_written(tmp_path, value)))
     if found is None:
@@ -147,6 +148,7 @@ def test_a_training_result_of_any_shape_is_read_or_refused(value: Any, tmp_path:
 
 @given(value=values(KEYS) | st.dictionaries(st.sampled_from(KEYS), values(KEYS), max_size=5))
 @example(value={"inputs": None})
+@example(value={"identity": None})
 def test_small_files_of_any_shape_are_read_or_refused(value: Any, tmp_path: Path) -> None:
     path = _written(tmp_path, value)
     taken_or_refused(lambda: read_json(path, needs=("id",)))

@@ -19,7 +19,7 @@ from safetensors.torch import save, save_file
 from data_prep.legacy.formats import find_files, read_record
 from data_prep.store import Store
 from eagle3.checkpoint import load_served
-from eagle3.errors import RedraftError
+from eagle3.errors import IntegrityError, RedraftError
 from eagle3.gguf_weights import GGUFTensors, read_gguf_config
 from eagle3.safetensors_files import SafetensorsTensors, read_all, read_header
 from eagle3.shard_file import Shard, ShardFile
@@ -127,6 +127,13 @@ def test_a_gguf_of_any_bytes_is_read_or_refused(data: st.DataObject, gguf: bytes
     for name in taken_or_refused(lambda: files.names) or ():
         taken_or_refused(lambda name=name: files.read(name))
     taken_or_refused(files.fingerprint)
+
+
+def test_a_gguf_whose_architecture_is_no_text_is_refused(gguf: bytes, tmp_path: Path) -> None:
+    at = gguf.index(b"llama", gguf.index(b"general.architecture"))
+    files = GGUFTensors(_written(tmp_path / "m.gguf", gguf[:at] + b"\x8a" + gguf[at + 1 :]))
+    with pytest.raises(IntegrityError, match=r"GGUF file truncated or corrupt.*utf-8"):
+        read_gguf_config(files)
 
 
 @pytest.fixture(scope="module")
