@@ -88,7 +88,7 @@ class TargetWeights:
     def _number(self, key: str, kind: type = int) -> Any:
         """A number above 0."""
         value = self._shape(key)
-        if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 < value < LARGEST:
+        if type(value) not in (int, kind) or not 0 < value < LARGEST:
             where = str(self.path / "config.json")
             raise IntegrityError("config.json has an impossible value", where=where, why=f"{key} is {value!r}",
                                  mend=MEND_FILES)  # fmt: skip

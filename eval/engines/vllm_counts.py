@@ -85,7 +85,8 @@ def _object(value: Any) -> dict[str, Any]:
 
 def _steps(stats: dict[str, Any], num_steps: int) -> tuple[list[int], list[int]]:
     """Proposals kept and made by each verify step."""
-    kept, made = stats.get("per_step_accepted"), stats.get("per_step_drafted")
+    kept: Any = stats.get("per_step_accepted")
+    made: Any = stats.get("per_step_drafted")
     if not all(isinstance(one, list) and all(type(count) is int for count in one) for one in (kept, made)):
         raise _impossible(
             "the server gives no acceptance counters step by step",
