@@ -142,7 +142,8 @@ def load_vocab(path: Path, *, key: str | None = None, size: int | None = None) -
             d2t, t2d = handle.get_tensor("d2t"), handle.get_tensor("t2d")
         vocab = DraftVocab(d2t, t2d, meta["key"], int(meta["filled"]), float(meta["coverage"]))
         told = meta.get("checksum", _checksum(vocab) if len(meta) == 3 else "")  # older files have none
-        if (d2t.dtype, t2d.dtype) != (torch.int64, torch.bool) or told != _checksum(vocab):
+        spelt = (meta["filled"], meta["coverage"]) == (str(vocab.filled), repr(vocab.coverage))
+        if (d2t.dtype, t2d.dtype) != (torch.int64, torch.bool) or told != _checksum(vocab) or not spelt:
             raise ValueError("it is not what was written: its checksum differs")
     except (SafetensorError, OSError, KeyError, ValueError) as err:
         raise IntegrityError("unreadable draft vocabulary", where=str(path), why=str(err), mend=mend) from None
