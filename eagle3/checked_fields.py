@@ -43,7 +43,7 @@ def check_fields(value: Any, name: str = "") -> None:
     Raises:
         TypeError: naming the first field that holds something else, `served[0].overall.tau`.
     """
-    for field, kind in _hints(type(value)).items():
+    for field, kind in _hints(type(value)).items():  # type: ignore[arg-type]  # mypy takes no class for hashable
         _check(getattr(value, field), kind, f"{name}.{field}" if name else field)
 
 
