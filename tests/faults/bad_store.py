@@ -148,7 +148,7 @@ STORES: list[tuple[str, Change, tuple[str, ...]]] = [
 CHECKPOINTS: list[tuple[str, Change, tuple[str, ...]]] = [
     ("no trained weights", lambda train: (train / "final.safetensors").unlink(), ("final.safetensors", "train stage")),
     ("half a file of trained weights", half("final.safetensors"), ("final.safetensors", "train stage")),
-    ("half a training result", half("result.json"), ("result.json", "train stage")),
+    ("half a training result", text("result.json", '{"steps": '), ("result.json", "train stage")),
     ("a training result of something else", text("result.json", "{}"), ("result.json", "train stage")),
 ]
 DRAFTS: list[tuple[str, Change, tuple[str, ...]]] = [

@@ -20,7 +20,8 @@ def prepare_with(change: Change, *settings: str) -> Callable[[Bench, bool], str]
     """The prepare stage with a changed copy of the target."""
 
     def line(bench: Bench, edit: Change, *more: str) -> str:
-        target, run = bench.copy_of(bench.target), bench.folder("run")
+        target, run = bench.folder("target"), bench.folder("run")
+        shutil.copytree(bench.target, target)
         edit(target)
         paths = (f"target.path={target}", f"paths.prepared={run / 'prepared'}", f"paths.store={run / 'store'}")
         return staged(bench, "prepare", *paths, *more, run_dir=run)
