@@ -70,7 +70,7 @@ def test_damage_found_by_a_worker_reaches_the_user_whole(tmp_path: Path) -> None
     header = 8 + int.from_bytes(content[:8], "little")
     content[header + 8 * 60 : header + 8 * 120] = bytes(480)
     path.write_bytes(content)
-    told = rf"damaged \[{path}\]: (layer_\d|final) of record r0\d: .*To mend: delete"
+    told = rf"damaged \[{path}\]: (layer_\d|final) of record r0\d: .*To mend: run python -m data_prep\.store mend"
     with pytest.raises(IntegrityError, match=told) as caught:
         run_training(job(tmp_path / "run", store, loader_workers=1))
     assert "\n" not in str(caught.value)

@@ -177,7 +177,15 @@ def test_an_interruption_while_modules_load_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "hydra.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(600)\n")
     command = [sys.executable, str(ROOT / "train" / "run.py"), "conf=tiny_kimi"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    # A shell's background job ignores the signal, and so would the child.
+    child = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert child.stdout is not None and child.stdout.readline() == "loading\n"
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=120)

@@ -271,7 +271,7 @@ BAD = {
     "no messages": ('{"text": "x"}', "record without messages"),
     "role": ('{"messages": [{"role": "wizard", "content": "x"}]}', "unknown role"),
     "image": ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "content is not text"),
-    "unicode": ('{"messages": [{"role": "user", "content": "half \\ud800 a pair"}]}', "text is not Unicode"),
+    "unicode": ('{"messages": [{"role": "user", "content": "half \\ud800 a pair"}]}', "surrogates not allowed"),
     "label": ('{"messages": [{"role": "user", "content": "some text"}], "topic": 3}', "`topic` is no text"),
 }
 
