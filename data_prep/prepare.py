@@ -26,7 +26,7 @@ from data_prep.config import DataConfig
 from data_prep.conversations import Conversation, read_conversations
 from data_prep.render import Refused, Rendered, Renderer
 from data_prep.store.lock import FileLock, LockHeldError
-from eagle3.atomic import fsync_dir, sha256_file
+from eagle3.atomic import sha256_file, sync
 from eagle3.checked_json import read_checked, write_checked
 from eagle3.errors import DataError, IntegrityError, RedraftError
 
@@ -378,11 +378,11 @@ def replace_folder(work: Path, out: Path) -> None:
             fd = os.open(os.path.join(folder, name), os.O_RDONLY)
             os.fsync(fd)
             os.close(fd)
-        fsync_dir(Path(folder))
+        sync(Path(folder))
     old = out.with_name(f".{out.name}.old.tmp")
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():
         os.replace(out, old)
     os.replace(work, out)
-    fsync_dir(out.parent)
+    sync(out.parent)
     shutil.rmtree(old, ignore_errors=True)

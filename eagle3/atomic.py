@@ -16,17 +16,8 @@ from eagle3.errors import IntegrityError
 from eagle3.leftovers import temporary
 
 
-def fsync_dir(folder: Path) -> None:
-    """Flush a folder's entries, so that a rename inside it survives a power cut."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_file(path: Path) -> None:
-    """Flush a file's content, so that it survives a power cut."""
+def sync(path: Path) -> None:
+    """Flush a file's content, or a folder's entries and with them a rename, so that it survives a power cut."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -37,7 +28,7 @@ def sync_file(path: Path) -> None:
 def put(written: Path, path: Path) -> None:
     """Let a flushed file take the name `path`, on the disk when this returns."""
     os.replace(written, path)
-    fsync_dir(path.parent)
+    sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -51,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
     tmp = temporary(path)
     try:
         yield tmp
-        sync_file(tmp)
+        sync(tmp)
         put(tmp, path)
     finally:
         tmp.unlink(missing_ok=True)

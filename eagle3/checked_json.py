@@ -51,9 +51,6 @@ def read_checked(path: Path | UPath, mend: str) -> dict[str, Any]:
         IntegrityError: the file is missing, no whole JSON object, or not what was written; `mend` ends its line.
     """
     data = read_json(path, mend=mend)
-    if not isinstance(data, dict):
-        why = f"it holds a {type(data).__name__}, not an object"
-        raise IntegrityError("not a readable JSON file", where=str(path), why=why, mend=mend)
     try:
         return without_checksum(data)
     except ValueError as err:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3.atomic import fsync_dir, read_json, sha256_file, sha256_json, write_json
+from eagle3.atomic import read_json, sha256_file, sha256_json, sync, write_json
 from eagle3.conventions import CONVENTIONS, convention
 from eagle3.draft import Eagle3Draft
 from eagle3.draft_build import build_draft
@@ -515,11 +515,11 @@ def _replacing_folder(folder: Path) -> Iterator[Path]:
         for file in tmp.iterdir():
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
-        fsync_dir(tmp)
+        sync(tmp)
         if folder.exists():
             os.replace(folder, old)
         os.replace(tmp, folder)
-        fsync_dir(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

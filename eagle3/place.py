@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from upath import UPath
 
-from eagle3.atomic import fsync_dir, replacing
+from eagle3.atomic import replacing, sync
 from eagle3.errors import RedraftError
 from eagle3.leftovers import temporary
 
@@ -95,7 +95,7 @@ def _create_local(path: Path, content: bytes) -> bool:
                 _write_synced(path, "xb", content)
             except FileExistsError:
                 return False
-        fsync_dir(path.parent)
+        sync(path.parent)
         return True
     finally:
         tmp.unlink(missing_ok=True)

@@ -232,14 +232,17 @@ class Shard:
         file = ShardFile(self)
         bad = [entry.id for index, entry in enumerate(self.records) if file.differs(index)]
         if bad:
-            more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
-            why = f"checksums differ for {len(bad)} of {len(self.records)} records: {', '.join(bad[:NAMED])}{more}"
+            why = f"checksums differ for {len(bad)} of {len(self.records)} records: {_listed(bad)}"
             raise damaged(str(self.data), why)
 
 
 def _holds(names: Sequence[str]) -> str:
+    return f"it holds {len(names)} records: {_listed(names)}"
+
+
+def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"it holds {len(names)} records: {', '.join(names[:NAMED])}{more}"
+    return ", ".join(names[:NAMED]) + more
 
 
 def _ids_in(path: Place) -> list[str]:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eagle3.atomic import put, sync_file
+from eagle3.atomic import put, sync
 from eagle3.leftovers import temporary
 
 _ERRNO = re.compile(r"os error (\d+)")
@@ -36,7 +36,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
         except SafetensorError as err:
             raise _system_error(err, path) from err
         file.chmod(0o666 & ~_umask())
-        sync_file(file)
+        sync(file)
         put(file, path)
     finally:
         shutil.rmtree(work, ignore_errors=True)

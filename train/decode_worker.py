@@ -20,6 +20,7 @@ from torch import Tensor
 from eagle3.errors import RedraftError
 from eagle3.shard_file import RecordPlace, Spans
 from eagle3.state_read import Spent, StateReader
+from train.telling import parts_of
 
 
 def main(arguments: list[str]) -> int:
@@ -47,14 +48,7 @@ def answer(reader: StateReader, region: Tensor, asked: dict[str, Any]) -> dict[s
     try:
         reader.read(place, wants)
     except RedraftError as err:
-        return {
-            "kind": type(err).__name__,
-            "what": err.what,
-            "where": err.where,
-            "why": err.why,
-            "mend": err.mend,
-            "page": err.page,
-        }
+        return parts_of(err)
     return {"spent": vars(reader.spent)}
 
 

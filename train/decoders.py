@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3 import errors
 from eagle3.errors import RedraftError
 from eagle3.shard_file import RecordPlace
 from eagle3.state_read import Spent, StateReader, Want
+from train.telling import error_of
 
 
 class Region:
@@ -145,7 +145,7 @@ class _Worker:
             raise self._died(place)
         told: dict[str, Any] = json.loads(reply)
         if "kind" in told:
-            raise getattr(errors, told.pop("kind"), RedraftError)(told.pop("what"), **told)
+            raise error_of(told)
         return Spent(**told["spent"])
 
     def _told(self, name: str, out: Tensor, first: int) -> list[Any]:

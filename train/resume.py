@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from eagle3.atomic import fsync_dir, sha256_file
+from eagle3.atomic import sha256_file, sync
 from eagle3.checked_json import read_checked, write_checked
 from eagle3.errors import ConfigError, IntegrityError, RedraftError
 from eagle3.inside import is_inside
@@ -143,7 +143,7 @@ def save_checkpoint(engine: Any, root: Path, step: int, identity: dict[str, Any]
         files = _describe_files(folder, world)
     if world.first:
         write_checked(folder / MARKER, {"step": step, "identity": identity, "processes": world.size, "files": files})
-        fsync_dir(Path(root))
+        sync(Path(root))
         _drop_old(root, folder, keep)
     world.barrier()
 

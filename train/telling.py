@@ -1,6 +1,7 @@
-"""How a worker process tells its parent of an expected failure: a file in a folder that the parent made for it.
+"""How a worker process tells its parent of an expected failure: in its parts, over a pipe or in a file.
 
-That folder lies among the system's temporary files: the disk that the work is done on may be the one that is full.
+The parent makes the folder of such files among the system's temporary ones: the disk that the work is done on may be
+the one that is full.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ def tell(err: RedraftError, folder: str, number: int) -> None:
     if not folder:
         print(f"error: {err}", file=sys.stderr)
         return
-    fields = {name: getattr(err, name) for name in FIELDS}
-    write_json(Path(folder) / f"{number}.json", {"kind": type(err).__name__, **fields})
+    write_json(Path(folder) / f"{number}.json", parts_of(err))
 
 
 def told(folder: str, number: int) -> RedraftError | None:
@@ -48,6 +48,15 @@ def told(folder: str, number: int) -> RedraftError | None:
     path = Path(folder) / f"{number}.json"
     if not path.exists():
         return None
-    found = read_json(path)
-    kind: type[RedraftError] = getattr(errors, found["kind"], RedraftError)
-    return kind(found["what"], **{name: found[name] for name in FIELDS[1:]})
+    return error_of(read_json(path))
+
+
+def parts_of(err: RedraftError) -> dict[str, str]:
+    """An error as plain text values; `error_of` makes it again."""
+    return {"kind": type(err).__name__, **{name: getattr(err, name) for name in FIELDS}}
+
+
+def error_of(parts: dict[str, str]) -> RedraftError:
+    """The error that `parts_of` took apart."""
+    kind: type[RedraftError] = getattr(errors, parts["kind"], RedraftError)
+    return kind(parts["what"], **{name: parts[name] for name in FIELDS[1:]})

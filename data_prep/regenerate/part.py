@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from eagle3.atomic import fsync_dir
+from eagle3.atomic import sync
 from eagle3.checked_json import LINE_CHECKSUM, with_checksum, without_checksum
 from eagle3.errors import ConfigError, IntegrityError
 
@@ -53,7 +53,7 @@ class PartFile:
         if not end:
             self._write(record_line({"format": FORMAT, "settings": settings}))
             self.sync()
-            fsync_dir(path.parent)
+            sync(path.parent)
 
     def __contains__(self, record_id: str) -> bool:
         return record_id in self._places

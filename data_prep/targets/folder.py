@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from eagle3.atomic import fsync_dir, sha256_json
+from eagle3.atomic import sha256_json, sync
 from eagle3.errors import RedraftError
 from eagle3.leftovers import clear_leftovers, temporary
 
@@ -20,11 +20,11 @@ RECORD = "made_by.json"  # stands beside config.json: which maker and settings w
 def _fsync_tree(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_dir():
-            fsync_dir(path)
+            sync(path)
             continue
         with open(path, "rb") as handle:
             os.fsync(handle.fileno())
-    fsync_dir(folder)
+    sync(folder)
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def building(path: Path, recipe: dict[str, Any]) -> Iterator[Path]:
         if path.exists():
             shutil.rmtree(path)
         os.rename(tmp, path)
-        fsync_dir(path.parent)
+        sync(path.parent)
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 

@@ -20,6 +20,7 @@ from typing import Any
 from crash_child import Orders, child
 from omegaconf import OmegaConf
 
+from train.front.provenance import RERUN_HEAD
 from train.world import environment
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "regenerate"))
@@ -81,20 +82,7 @@ def write_inputs(root: Path, target: Path) -> None:
         for n in range(3):
             text = " ".join(WORDS[(n + k) % len(WORDS)] for k in range(5))
             out.write(json.dumps({"id": f"p{n}", "messages": [{"role": "user", "content": text}]}) + "\n")
-    (root / "config.yaml").write_text(HEAD + OmegaConf.to_yaml(OmegaConf.create(settings(target))))
-
-
-HEAD = """\
-defaults:
-  - _self_
-  - override hydra/hydra_logging: none
-  - override hydra/job_logging: none
-hydra:
-  output_subdir: null
-  run:
-    dir: .
-  job_logging: {}
-"""
+    (root / "config.yaml").write_text(RERUN_HEAD + OmegaConf.to_yaml(OmegaConf.create(settings(target))))
 
 
 def settings(target: Path) -> dict[str, Any]:

@@ -54,37 +54,35 @@ def _replaced(name: str, values: dict[str, Any]) -> Change:
     return lambda folder: edit_json(next(iter(sorted(folder.glob(name)))), change)
 
 
-def _stored(change: Change) -> Callable[[Bench, bool], str]:
-    """The train stage on a changed copy of the store."""
-
-    def line(bench: Bench, edit: Change) -> str:
-        store = bench.copy_of(bench.store)
-        edit(store)
-        return staged(bench, "train", f"paths.store={store}")
-
-    return shared("train command", lambda bench: line(bench, change), lambda bench: line(bench, lambda _: None))
+def _on_changed(name: str, line: Callable[[Bench, Change], str]) -> Callable[[Change], Callable[[Bench, bool], str]]:
+    """From a change, a fault's `run`: `line` is what a command says of a copy that it lets be changed first."""
+    return lambda change: shared(name, lambda bench: line(bench, change), lambda bench: line(bench, lambda _: None))
 
 
-def _trained(change: Change) -> Callable[[Bench, bool], str]:
-    """The export stage on a changed copy of a trained run."""
-
-    def line(bench: Bench, edit: Change) -> str:
-        folder = bench.copy_of_run(bench.trained_run)
-        edit(folder / "train")
-        return staged(bench, "export", run_dir=folder)
-
-    return shared("export command", lambda bench: line(bench, change), lambda bench: line(bench, lambda _: None))
+def _train_line(bench: Bench, edit: Change) -> str:
+    """The train stage on a copy of the store."""
+    store = bench.copy_of(bench.store)
+    edit(store)
+    return staged(bench, "train", f"paths.store={store}")
 
 
-def _served(change: Change) -> Callable[[Bench, bool], str]:
-    """The eval stage on a changed copy of an exported run."""
+def _export_line(bench: Bench, edit: Change) -> str:
+    """The export stage on a copy of a trained run."""
+    folder = bench.copy_of_run(bench.trained_run)
+    edit(folder / "train")
+    return staged(bench, "export", run_dir=folder)
 
-    def line(bench: Bench, edit: Change) -> str:
-        folder = bench.copy_of_run(bench.served_run)
-        edit(folder / "served")
-        return staged(bench, "eval", run_dir=folder)
 
-    return shared("eval command", lambda bench: line(bench, change), lambda bench: line(bench, lambda _: None))
+def _eval_line(bench: Bench, edit: Change) -> str:
+    """The eval stage on a copy of an exported run."""
+    folder = bench.copy_of_run(bench.served_run)
+    edit(folder / "served")
+    return staged(bench, "eval", run_dir=folder)
+
+
+_stored = _on_changed("train command", _train_line)
+_trained = _on_changed("export command", _export_line)
+_served = _on_changed("eval command", _eval_line)
 
 
 def config(change: Callable[[dict[str, Any]], Any]) -> Change:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-import torch
 from faults_page import normal
 from planted_all import PAGE
 from planted_bench import Bench, Fault
 from planted_store import train
 
 LINES: dict[str, str] = {}
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, tiny_llama_path: Path) -> Iterator[Bench]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Bench(tmp_path_factory.mktemp("bench"), tiny_llama_path)
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("fault", PAGE.faults, ids=[fault.name for fault in PAGE.faults])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.atomic import sha256_file, sha256_json
-from eagle3.checked_json import read_checked
 from eagle3.checkpoint import load_served
 from eagle3.draft import Eagle3Draft
 from eagle3.errors import RedraftError
@@ -33,20 +32,19 @@ from train.front.console import console, progress_bar
 from train.front.context import Run
 from train.front.model_card import write_card
 from train.front.page_facts import PageFacts, command_line
-from train.front.records import StageRecord, skip
+from train.front.records import StageRecord, skip, training_result
 from train.metrics import MetricsLog
 
 PROBED_URL = "http://127.0.0.1:30000"  # of a server started for the probe by the command that an alarm prints
 SECRET = re.compile("TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)  # never printed
-TRAIN_AGAIN = "run the train stage again"
 # Settings of a server that do not bear on what it computes.
 NOT_BEHAVIOUR = ("host", "port", "start_timeout_s", "request_timeout_s", "retries", "outage_s", "log_dir")
 
 
 def predicted_acceptance(run: Run) -> list[float] | None:
     """Per-step conditional accuracies of the last validation; None without a validation split."""
-    path = run.run_dir / "train" / "result.json"
-    return read_checked(path, TRAIN_AGAIN)["val"].get("acc") if path.exists() else None
+    result = training_result(run.run_dir)
+    return result["val"].get("acc") if result else None
 
 
 def eval_folder(run: Run) -> Path:
@@ -260,8 +258,8 @@ def track(run: Run, figures: dict[str, float]) -> None:
     As with the results' folder, one engine's newer figures take the place of its older ones.
     """
     folder = run.run_dir / "train"
-    result = folder / "result.json"
-    step = read_checked(result, TRAIN_AGAIN)["steps"] if result.exists() else 0
+    result = training_result(run.run_dir)
+    step = result["steps"] if result else 0
     log = MetricsLog(folder / "metrics.jsonl", step)
     named = {name.removeprefix("eval/"): value for name, value in figures.items()}
     engine = run.config.eval.engine

@@ -19,6 +19,7 @@ from eval.results import AcceptResult, Served, predicted_tau
 from eval.series import way_of
 from train.front.config import RedraftConfig
 from train.front.context import Run
+from train.front.records import prepared_counts, training_result
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
@@ -44,7 +45,7 @@ def card_text(run: Run) -> str:
     """The card as it is to be now."""
     config, served = run.config, read_json(run.served / "config.json", mend="export the draft again")
     block, steps = served["redraft"], config.eval.num_steps
-    result = _read(run.run_dir / "train" / "result.json")
+    result = training_result(run.run_dir)
     results = [AcceptResult.load(path) for path in sorted(run.run_dir.glob("eval*/results.json"))]
     wiring = Wiring.from_dict(block["wiring"])
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -90,10 +91,6 @@ def serving_commands(steps: int) -> dict[str, str]:
     }
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return dict(read_json(path, mend="run the stage that writes it again")) if path.exists() else {}
-
-
 def _measured(result: AcceptResult) -> list[dict[str, str]]:
     """A row each way of serving and batch size."""
     return [
@@ -118,7 +115,7 @@ def _how(result: AcceptResult, served: Served) -> str:
 def _training(run: Run, result: dict[str, Any], block: dict[str, Any]) -> list[str]:
     config = run.config
     lines = [f"Made with Redraft as `{config.name}`."]
-    counts = _read(run.prepared / "manifest.json").get("counts")
+    counts = prepared_counts(run)
     if counts:
         train, val = counts["train"], counts["val"]
         lines.append(

@@ -16,6 +16,7 @@ from eval.training import Training, training_of
 from train.front.config import PROJECT_ROOT
 from train.front.console import shown_path
 from train.front.context import Run
+from train.front.records import prepared_counts
 from train.metrics import read_metrics
 
 
@@ -54,9 +55,8 @@ def training_facts(run: Run) -> Training | None:
     rows = read_metrics(folder / "metrics.jsonl")
     if not rows:
         return None
-    prepared, coverage = run.prepared / "manifest.json", folder / "coverage.json"
-    counts = read_json(prepared).get("counts") if prepared.exists() else None
-    return training_of(rows, counts, read_json(coverage) if coverage.exists() else None)
+    coverage = folder / "coverage.json"
+    return training_of(rows, prepared_counts(run), read_json(coverage) if coverage.exists() else None)
 
 
 def machine(path: Path) -> dict[str, str]:

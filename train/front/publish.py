@@ -10,6 +10,7 @@ from eagle3.errors import IntegrityError
 from eagle3.place import exists
 from eval.results import AcceptResult, predicted_tau
 from train.front.context import Run
+from train.front.records import training_result
 from train.metrics import read_metrics
 from train.track import WandbRun
 
@@ -48,9 +49,9 @@ def publish(run: Run) -> None:
 def summary_figures(run: Run) -> dict[str, float]:
     """Predicted accept length, and the measured one of each engine; `tau` is that of the configured engine."""
     out: dict[str, float] = {}
-    steps, result = run.config.eval.num_steps, run.run_dir / "train" / "result.json"
-    if result.exists():
-        predicted = predicted_tau(read_json(result)["val"].get("acc"), steps)
+    result = training_result(run.run_dir)
+    if result:
+        predicted = predicted_tau(result["val"].get("acc"), run.config.eval.num_steps)
         out |= {} if predicted is None else {"predicted_tau": predicted}
     for path in sorted(run.run_dir.glob("eval*/results.json")):
         measured = AcceptResult.load(path)

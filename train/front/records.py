@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_prep.prepare import read_manifest
 from eagle3.atomic import sha256_file, sha256_json
 from eagle3.checked_json import read_checked, write_checked
 from eagle3.place import Place, exists, remove
 from train.front.console import console
+from train.front.context import Run
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,25 @@ class StageRecord:
         """Write the marker, last of all."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         write_checked(self.path, {"fingerprint": self.fingerprint, "finished": stamp, "inputs": self.inputs, **facts})
+
+
+def training_result(run_dir: Path) -> dict[str, Any]:
+    """What training has left of itself, `train/result.json` of a run; empty before it has finished.
+
+    Raises:
+        IntegrityError: it is not what was written.
+    """
+    path = run_dir / "train" / "result.json"
+    return read_checked(path, "run the train stage again") if path.exists() else {}
+
+
+def prepared_counts(run: Run) -> dict[str, Any]:
+    """Counts of the run's prepared set by split; empty where there is none.
+
+    Raises:
+        IntegrityError: its manifest is not what was written.
+    """
+    return read_manifest(run.prepared).get("counts", {}) if (run.prepared / "manifest.json").exists() else {}
 
 
 def source_fingerprint(source: str) -> Any:

@@ -6,6 +6,7 @@ A stage returns what the summary should name.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,20 @@ def prepare_stage(run: Run) -> dict[str, Any]:
 
 def prepared_is_whole(run: Run, record: StageRecord) -> bool:
     """Whether every file of a finished stage is as it was written; says what is not."""
+
+    def check() -> None:
+        for split in ("train", "val"):
+            check_files(run.prepared, split)
+
+    return as_written(record, check)
+
+
+def as_written(record: StageRecord, check: Callable[[], None]) -> bool:
+    """Whether `check` finds nothing damaged of what a finished stage left; says what is."""
     if not record.finished():
         return True
     try:
-        for split in ("train", "val"):
-            check_files(run.prepared, split)
+        check()
     except IntegrityError as err:
         again(err.what, err.where)
         return False
@@ -287,14 +297,7 @@ def train_job(run: Run, folder: Path) -> TrainJob:
 
 def served_is_whole(run: Run, record: StageRecord) -> bool:
     """Whether a finished export's folder is as it was written; says what is not."""
-    if not record.finished():
-        return True
-    try:
-        check_files_of(run.served)
-    except IntegrityError as err:
-        again(err.what, err.where)
-        return False
-    return True
+    return as_written(record, lambda: check_files_of(run.served))
 
 
 def export_stage(run: Run) -> dict[str, Any]:
@@ -303,10 +306,12 @@ def export_stage(run: Run) -> dict[str, Any]:
     mend = "run the train stage again: it goes on from the newest checkpoint" if there else "run the train stage first"
     trained = TrainResult.read(run.run_dir / "train" / "result.json", mend)
     weights = Path(trained.weights)
-    if trained.damage():
-        raise IntegrityError("the trained weights are damaged", where=str(weights), why=trained.damage(), mend=mend)
+    damage = trained.damage()
+    if damage:
+        raise IntegrityError("the trained weights are damaged", where=str(weights), why=damage, mend=mend)
     check_trained(run)
-    inputs = {"weights": sha256_file(weights), "export": asdict(run.config.export), "wiring": run.wiring.to_dict()}
+    sha = trained.weights_sha256 or sha256_file(weights)  # just compared; older results have none
+    inputs = {"weights": sha, "export": asdict(run.config.export), "wiring": run.wiring.to_dict()}
     record = StageRecord(run.run_dir / "export.json", inputs)
     if not (served_is_whole(run, record) and skip(record)):
         record.begin()
