@@ -27,8 +27,10 @@ from torch import Tensor
 from eagle3.draft import Eagle3Draft
 from eagle3.ttt import PackedBatch, unroll
 from train.objective import Objective
+from train.tables import frozen_table
 
 COLUMNS = 8192  # target ids whose logits are held at once
+WIDENED = 2048  # rows of a head in 16 bits that are widened at once
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class TeacherHead:
     """The target's end: what turns teacher states into distributions.
 
     Args:
-        norm_weight: `[H]` the target's final norm.
-        head: `[V, H]` its output matrix; products run in this dtype.
+        norm_weight: `[H]` the target's final norm; products run in its dtype.
+        head: `[V, H]` its output matrix, in that dtype or in a narrower one that holds the same values.
         eps: epsilon of the norm.
         normed: the teacher states are already normed (`final_normed`): leave the norm out.
         inside: so many rows of `head` come first, in the draft's order (`arranged`); 0 = the rows stand by target id.
@@ -50,8 +52,10 @@ class TeacherHead:
     inside: int = 0
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> TeacherHead:
-        """The same head elsewhere."""
-        return replace(self, norm_weight=self.norm_weight.to(device, dtype), head=self.head.to(device, dtype))
+        """The same head elsewhere, its products in `dtype`."""
+        return replace(
+            self, norm_weight=self.norm_weight.to(device, dtype), head=frozen_table(self.head, device, dtype)
+        )
 
     def arranged(self, draft: Eagle3Draft) -> TeacherHead:
         """The same head with the draft's tokens first: their logits are then a slice of all, not a selection.
@@ -69,16 +73,16 @@ class TeacherHead:
         return replace(own, head=self.head[torch.cat((ids, others))], inside=len(ids))
 
     def final(self, states: Tensor) -> Tensor:
-        """`states [S, H]` -> what the head multiplies, in the head's dtype."""
+        """`states [S, H]` -> what the head multiplies, in the dtype of products."""
         wide = torch.promote_types(states.dtype, torch.float32)
         if not self.normed:
             states = F.rms_norm(states.to(wide), (states.shape[-1],), self.norm_weight.to(wide), self.eps)
-        return states.to(self.head.dtype)
+        return states.to(self.norm_weight.dtype)
 
     def logits(self, states: Tensor) -> Tensor:
         """`states [S, H] -> [S, V]`, at least float32, columns as the rows of `head` stand."""
         wide = torch.promote_types(states.dtype, torch.float32)
-        return (self.final(states) @ self.head.T).to(wide)
+        return (self.final(states) @ self.head.to(self.norm_weight.dtype).T).to(wide)
 
 
 def teacher_probs(
@@ -133,9 +137,15 @@ class _Scratch:
         return held[:count].view(shape)
 
     def product(self, name: str, a: Tensor, weight: Tensor) -> Tensor:
-        """`a [n, H] @ weight[v, H].T -> [n, v]`, at least float32; computed in the dtype of both."""
+        """`a [n, H] @ weight[v, H].T -> [n, v]`, at least float32; computed in the dtype of `a`."""
         shape, wide = (a.shape[0], weight.shape[0]), torch.promote_types(a.dtype, torch.float32)
         out = self.empty(name, shape, wide, a.device)
+        if weight.dtype != a.dtype:
+            for start in range(0, len(weight), WIDENED):
+                some = weight[start : start + WIDENED]
+                rows = self.empty("widened", tuple(some.shape), a.dtype, a.device).copy_(some)
+                torch.mm(a, rows.T, out=out[:, start : start + WIDENED])
+            return out
         if a.dtype == wide:
             return torch.mm(a, weight.T, out=out)
         return out.copy_(torch.mm(a, weight.T, out=self.empty(f"narrow {name}", shape, a.dtype, a.device)))

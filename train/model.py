@@ -11,6 +11,7 @@ from eagle3.draft import Eagle3Draft
 from eagle3.ttt import PackedBatch
 from train.losses import LossParts, TeacherHead, ttt_loss
 from train.objective import Objective
+from train.tables import frozen_table
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Trainee(nn.Module):
     Args:
         parts: draft and teacher, as built (CPU).
         device: where training runs.
-        dtype: the draft's dtype in forward; teacher and embedding are held in it too.
+        dtype: of the draft's forward and the teacher's products; frozen tables may be narrower (`train.tables`).
         chunk: rows of draft logits a block of the loss.
         recompute: compute each step's activations again in backward instead of keeping them.
         objective: the loss of a row; None = cross entropy.
@@ -62,7 +63,8 @@ class Trainee(nn.Module):
         self.dtype, self.device, self.chunk, self.recompute = dtype, device, chunk, recompute
         self._teacher = parts.teacher.arranged(self.draft).to(device, dtype)
         plain_embedding(self.draft)
-        self.draft.embed_tokens.weight = self.draft.embed_tokens.weight.to(device, dtype)  # type: ignore[assignment]
+        words = frozen_table(self.draft.embed_tokens.weight, device, dtype)
+        self.draft.embed_tokens.weight = words  # type: ignore[assignment]
 
     def forward(
         self,

@@ -96,10 +96,15 @@ def planted(rows: Tensor, mean: float, random: torch.Generator) -> Tensor:
     return (cosine * F.normalize(rows, dim=-1) + (1 - cosine**2).sqrt() * noise) * math.sqrt(width)
 
 
+def saved(table: Tensor) -> Tensor:
+    """The values that a target's checkpoint has for `table`: targets are saved in bfloat16."""
+    return table.bfloat16().float()
+
+
 def draw(case: Case) -> tuple[Eagle3Draft, TeacherHead, Documents]:
     """The draft, the target's end and the documents of a case, float32; the same seed gives the same numbers."""
     random = torch.Generator().manual_seed(case.seed)
-    head = torch.randn(case.vocab, case.hidden, generator=random) * (HEAD_SCALE / math.sqrt(case.hidden))
+    head = saved(torch.randn(case.vocab, case.hidden, generator=random) * (HEAD_SCALE / math.sqrt(case.hidden)))
     known = torch.randperm(case.vocab, generator=random)[: case.draft_vocab].sort().values  # [Vd] target ids
     draft = _draft(case, head, known, random)
     sizes = draw_lengths(case, random)
@@ -125,7 +130,7 @@ def _draft(case: Case, head: Tensor, known: Tensor, random: torch.Generator) -> 
         draft.fc.weight *= 0.2
         draft.fc.weight[:, -case.hidden :] += torch.eye(case.hidden)
         draft.lm_head.weight.copy_(head[known])
-        draft.embed_tokens.weight.copy_(torch.randn(head.shape, generator=random))
+        draft.embed_tokens.weight.copy_(saved(torch.randn(head.shape, generator=random)))
         draft.d2t.copy_(known - torch.arange(len(known)))
         draft.t2d.zero_()
         draft.t2d[known] = True

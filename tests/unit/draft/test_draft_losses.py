@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -151,6 +153,22 @@ def test_teacher_probs_are_renormalised_and_judged_over_the_full_vocabulary(make
     known = draft.t2d[full.argmax(-1)]
     assert known.sum() > 0 and bool(known.all()) == (draft_vocab == 40)
     assert torch.equal(best >= 0, known) and torch.equal(ids[best[known]], full.argmax(-1)[known])
+
+
+@pytest.mark.parametrize("draft_vocab", [17, 40])
+def test_a_head_kept_in_16_bits_teaches_the_same(make_draft, make_batch, monkeypatch, draft_vocab):
+    monkeypatch.setattr(losses, "WIDENED", 3)  # widened in several pieces, the last one short
+    draft, batch, weights = make_draft(draft_vocab_size=draft_vocab), make_batch(LENGTHS), torch.ones(STEPS)
+    wide = head()
+    wide = replace(wide, head=wide.head.bfloat16().double())
+    narrow = wide.arranged(draft).to("cpu", torch.float64)
+    assert narrow.head.dtype == torch.bfloat16 and narrow.norm_weight.dtype == torch.float64
+    leaves, found = [p for p in draft.parameters() if p.requires_grad], []
+    for teacher in (wide, narrow):
+        parts = ttt_loss(draft, batch, teacher, weights, 9)
+        found.append([parts.loss, parts.sums, parts.right, *torch.autograd.grad(parts.loss, leaves)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+    assert torch.equal(narrow.logits(batch.teacher), wide.arranged(draft).logits(batch.teacher))
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from eagle3.config import DraftConfig
 from eagle3.draft import DraftShape
 from eagle3.errors import RedraftError
 from eagle3.vocab import build_draft_vocab, save_vocab
-from train.model import Trainee
+from train.model import Trainee, TrainParts
 from train.parts import open_parts
+from train.tables import frozen_table
 
 H, V, VD = 8, 20, 6
 
@@ -73,3 +74,32 @@ def test_trainee_trains_all_but_the_embedding(arguments: dict[str, Any]) -> None
     loss.backward()
     assert stats[1].tolist() == [3, 3] and not stats.requires_grad
     assert [name for name, p in trainee.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("saved", [torch.bfloat16, torch.float16, torch.float32])
+def test_tables_of_a_target_saved_in_16_bits_take_no_more(saved: torch.dtype) -> None:
+    torch.manual_seed(0)
+    table = torch.randn(2500, 8).to(saved).float()
+    held = frozen_table(table, "cpu", torch.float32)
+    assert held.dtype == saved and torch.equal(held.float(), table)
+    table[-1, -1] = 1 / 3  # one value that 16 bits do not hold, and all of it stays as it is
+    assert frozen_table(table, "cpu", torch.float32).dtype == torch.float32
+    assert frozen_table(table, "cpu", torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_trainee_holds_such_tables_narrow_and_measures_the_same(arguments: dict[str, Any]) -> None:
+    parts = open_parts(**arguments)
+    rounded = parts.draft.embed_tokens.weight.bfloat16().float(), parts.teacher.head.bfloat16().float()
+    inputs = torch.randn(5, 3 * H), torch.arange(5), torch.randn(5, H), torch.ones(5, dtype=torch.bool), [5]
+    found = []
+    for offset in (0.0, 1e-7):  # a millionth more, and the tables have to stay wide
+        parts = open_parts(**arguments)
+        with torch.no_grad():
+            parts.draft.embed_tokens.weight.copy_(rounded[0] + offset)
+        head = replace(parts.teacher, head=rounded[1] + offset)
+        trainee = Trainee(TrainParts(parts.draft, head), torch.device("cpu"), torch.float32, 16)
+        held = {trainee.draft.embed_tokens.weight.dtype, trainee._teacher.head.dtype}
+        assert held == {torch.float32 if offset else torch.bfloat16}
+        loss, stats = trainee(*inputs, torch.ones(2, dtype=torch.float64))
+        found.append((loss, stats))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
