@@ -6,7 +6,6 @@ at any time. It names sources and targets by their names, never by their paths.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from eval.series import way_of
 from train.front.config import RedraftConfig
 from train.front.context import Run
 from train.front.records import prepared_counts, training_result
+from train.front.serving import in_lines, serving_command
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
@@ -80,15 +80,7 @@ def front_matter(config: RedraftConfig) -> str:
 
 def serving_commands(steps: int) -> dict[str, str]:
     """What starts each engine with the draft, for a chain of `steps` proposals."""
-    speculation = f'{{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": {steps}}}'
-    return {
-        "sglang": (
-            "python -m sglang.launch_server --model-path TARGET --speculative-algorithm EAGLE3 \\\n"
-            f"  --speculative-draft-model-path DRAFT --speculative-num-steps {steps} --speculative-eagle-topk 1 \\\n"
-            f"  --speculative-num-draft-tokens {steps + 1}"
-        ),
-        "vllm": f"vllm serve TARGET --speculative-config {shlex.quote(speculation)}",
-    }
+    return {name: in_lines(serving_command(name, "TARGET", "DRAFT", steps)) for name in ("sglang", "vllm")}
 
 
 def _measured(result: AcceptResult) -> list[dict[str, str]]:

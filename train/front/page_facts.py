@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from train.front.config import PROJECT_ROOT
 from train.front.console import shown_path
 from train.front.context import Run
 from train.front.records import prepared_counts
+from train.front.serving import serving_command
 from train.metrics import read_metrics
 
 
@@ -122,17 +122,6 @@ PROBES = {
 
 def serve_command(run: Run) -> str:
     """The shortest command that serves the draft in the engine whose ids it carries."""
-    target, draft, steps = shown_path(run.target_path), shown_path(run.served), run.config.eval.num_steps
-    if run.config.export.convention.startswith("vllm"):
-        setting = {"method": "eagle3", "model": draft, "num_speculative_tokens": steps}
-        return shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(setting)])
-    options = {
-        "model-path": target,
-        "speculative-algorithm": "EAGLE3",
-        "speculative-draft-model-path": draft,
-        "speculative-num-steps": steps,
-        "speculative-eagle-topk": 1,
-        "speculative-num-draft-tokens": steps + 1,
-    }
-    flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    return shlex.join(["python", "-m", "sglang.launch_server", *flags])
+    engine = "vllm" if run.config.export.convention.startswith("vllm") else "sglang"
+    command = serving_command(engine, shown_path(run.target_path), shown_path(run.served), run.config.eval.num_steps)
+    return shlex.join(command)
