@@ -174,7 +174,11 @@ def _touched(sizes: dict[str, int], world: int) -> int:
 
 
 def _states(shape: DraftShape, s: MemorySettings, count: int) -> list[Part]:
-    """Weights, master weights, moments, and the target's frozen ends (plain tensors, never partitioned)."""
+    """Weights, master weights, moments, and the target's frozen ends (plain tensors, never partitioned).
+
+    The ends count in the draft's dtype; in float32 they take half of that where they were saved in 16 bits
+    (`train.tables`), which is not relied on.
+    """
     share, b = _share(count, s.world), s.element
     table = shape.vocab_size * shape.hidden_size * b
     whole = f"P={count:,} x {b}"
