@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 from safetensors.torch import load_file
 
 from benchmarks.quality.neutral import read_weights, write_data, write_plan
@@ -22,7 +24,7 @@ from eagle3.draft import Eagle3Draft
 from eagle3.draft_shape import DraftShape
 from eagle3.errors import RedraftError
 from eagle3.vocab import DraftVocab, load_vocab
-from train.front.config import PROJECT_ROOT, RedraftConfig, register, typed
+from train.front.config import PROJECT_ROOT, RedraftConfig, composition_error, register, typed
 from train.front.context import Run
 from train.front.draft_shape import target_shape
 from train.front.source import open_source
@@ -71,7 +73,10 @@ class Setting:
         register()
         with initialize_config_dir(version_base="1.3", config_dir=str(PROJECT_ROOT / "conf")):
             overrides = [f"conf={self.preset}", *self.overrides(folder, seed, own)]
-            return typed(compose(config_name="config", overrides=overrides))
+            try:
+                return typed(compose(config_name="config", overrides=overrides))
+            except (HydraException, OmegaConfBaseException) as err:
+                raise composition_error(err, overrides) from None
 
 
 @dataclass

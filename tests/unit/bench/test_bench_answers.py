@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.quality.answers import HELD_OUT, write_held_out
+import pytest
+
+from benchmarks.quality.answers import HELD_OUT, main, write_held_out
 from benchmarks.quality.questions import CHARACTERS, write_questions
 from data_prep.conversations import read_conversations
 from data_prep.prepare import in_validation
@@ -31,3 +33,15 @@ def test_the_engine_is_asked_what_neither_draft_learns(tmp_path: Path) -> None:
     asked = {json.loads(line)["id"] for line in (tmp_path / "asked.jsonl").read_text().splitlines()}
     known = [one.record_id for one in read_conversations([str(tmp_path / "foreign.jsonl")])]
     assert asked == {name for name in known if in_validation(name, 0, HELD_OUT)} and 0 < len(asked) < 30
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"), [(["--questions", "5"], "--questions"), (["--preset", "nothere"], "conf/nothere")]
+)
+def test_a_wrong_argument_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str], named: str
+) -> None:
+    assert main([*wrong, "--work", str(tmp_path / "work")]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and told.count("\n") == 1 and named in told
+    assert not (tmp_path / "work").exists()
