@@ -63,7 +63,7 @@ class TrainConfig:
     overlap_comm: bool = True  # reduce gradients while backward goes on (GPUs, several processes)
     bucket_elements: int = 500_000_000  # gradients reduced at once, at most; each bucket is a buffer in GPU memory
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU
-    head_chunk: int = 1024  # supervised positions per block of draft logits
+    head_chunk: int = 0  # rows of draft logits a block; 0 = 1024, on a CPU as many as take 64 MiB where that is fewer
     prefetch_steps: int = 4  # optimizer steps whose data is read ahead, at most
     prefetch_mib: int = 2048  # memory of a process for data read ahead; three of the largest micro-batches at least
     loader_workers: int = -1  # processes that read and decode for a training process; 0 = none: a thread of its own;
@@ -79,12 +79,12 @@ class TrainConfig:
         require(1 <= self.ttt_steps <= 16, "train.ttt_steps", self.ttt_steps, "1 to 16")
         require(0 < self.step_decay <= 1, "train.step_decay", self.step_decay, "a factor in (0, 1]")
         self._validate_steps()
-        batches = ("epochs", "global_batch_size", "micro_batch_size", "head_chunk")
+        batches = ("epochs", "global_batch_size", "micro_batch_size")
         for name in (*batches, "save_every", "keep_checkpoints", "log_every"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a positive integer")
         require(self.processes >= 0, "train.processes", self.processes, "0 (one per GPU) or a positive integer")
         require(self.nodes >= 1, "train.nodes", self.nodes, "a positive integer")
-        for name in ("max_steps", "val_every", "seed"):
+        for name in ("max_steps", "val_every", "seed", "head_chunk"):
             require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or a positive integer")
         require(self.lr > 0, "train.lr", self.lr, "a positive number")
         require(0 <= self.warmup_ratio < 1, "train.warmup_ratio", self.warmup_ratio, "a share in [0, 1)")

@@ -11,6 +11,7 @@ import torch
 from eagle3.draft_shape import DraftShape
 from train.config import TrainConfig
 from train.engine import bucket_elements, effective_stage
+from train.losses import block_rows
 from train.memory import GIB, MemoryPlan, MemorySettings, choose_stage, train_memory, trained_parameters
 
 
@@ -34,7 +35,7 @@ def memory_settings(
         world=world,
         stage=effective_stage(max(cfg.zero_stage, 0), dtype),
         element=dtype.itemsize,
-        chunk=cfg.head_chunk,
+        chunk=block_rows(cfg.head_chunk, shape.draft_vocab_size, cuda),
         accumulation=accumulation,
         recompute=cfg.activation_checkpointing == "step",
         offload=cfg.offload_optimizer,

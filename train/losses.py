@@ -30,6 +30,8 @@ from train.objective import Objective
 from train.tables import frozen_table
 
 COLUMNS = 8192  # target ids whose logits are held at once
+BLOCK = 1024  # rows of draft logits a block
+CPU_BLOCK = 1 << 24  # of their logits, on a CPU: 64 MiB in float32, where smaller blocks take no longer
 WIDENED = 2048  # rows of a head in 16 bits that are widened at once
 
 
@@ -114,6 +116,11 @@ def teacher_probs(
         outside = scratch.product("teacher", hidden, teacher.head[start : start + COLUMNS])
         best = torch.where(outside.amax(-1) > top, -1, best)
     return probs, best
+
+
+def block_rows(asked: int, draft_vocab: int, cuda: bool) -> int:
+    """Rows of draft logits a block: `train.head_chunk` where it is set, else chosen for the device."""
+    return asked or (BLOCK if cuda else max(1, min(BLOCK, CPU_BLOCK // draft_vocab)))
 
 
 class _Scratch:

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu.synthetic import Sizes
 from benchmarks.gpu.timebox import Clock
-from train.losses import COLUMNS
+from train.losses import BLOCK, COLUMNS
 
 WARM_UP, ROUNDS = 3, 5
 
@@ -49,7 +49,7 @@ def products(sizes: Sizes) -> dict[str, tuple[int, int, int]]:
     """The step's large products as (m, k, n): `[m, k] @ [k, n]`; those of backward have the same sides, turned."""
     n, h = sizes.length, sizes.hidden
     heads, inner, words = sizes.heads * sizes.head_dim, sizes.intermediates[0], sizes.draft_vocabs[0]
-    block = min(1024, n)  # train.head_chunk
+    block = min(BLOCK, n)
     return {
         "square": (sizes.square,) * 3,
         "a half of queries, keys, values": (n, h, heads),

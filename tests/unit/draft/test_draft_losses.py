@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from eagle3.ttt import unroll
 from train import losses
 from train.config import OBJECTIVES
-from train.losses import TeacherHead, step_weights, supervised_counts, teacher_probs, ttt_loss
+from train.losses import TeacherHead, block_rows, step_weights, supervised_counts, teacher_probs, ttt_loss
 from train.objective import Objective
 
 STEPS, LENGTHS = 4, [5, 11, 1, 8]
@@ -169,6 +169,12 @@ def test_a_head_kept_in_16_bits_teaches_the_same(make_draft, make_batch, monkeyp
         found.append([parts.loss, parts.sums, parts.right, *torch.autograd.grad(parts.loss, leaves)])
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
     assert torch.equal(narrow.logits(batch.teacher), wide.arranged(draft).logits(batch.teacher))
+
+
+def test_blocks_of_a_large_vocabulary_are_smaller_on_a_cpu():
+    assert block_rows(0, 32_000, cuda=True) == block_rows(0, 8_192, cuda=False) == 1024
+    assert block_rows(0, 32_768, cuda=False) == 512 and block_rows(0, 1 << 30, cuda=False) == 1
+    assert block_rows(77, 32_768, cuda=False) == block_rows(77, 8_192, cuda=True) == 77
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
