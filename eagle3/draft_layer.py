@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eagle3.draft_shape import DraftShape
 from eagle3.fused import gated_down, rms_norm
 from eagle3.rope import rotate
+from eagle3.summed import SummedLinear
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention over rotated heads: `(q [r, Hq, D], k [n, Hkv, D], v [n, Hkv, Dv]) -> out [r, Hq, Dv]`."""
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
-class JointLinear(nn.Linear):
+class JointLinear(SummedLinear):
     """A projection of `cat(word, hidden)`, in two parts: `W cat(w, h) = W_w w + W_h h`.
 
     The word's part is the same in every unrolled step that reads the word, so it is computed once for all of them.
@@ -40,8 +40,8 @@ class JointLinear(nn.Linear):
         """`x [n, H]`: a word's part `W_w x [n, out]`, or, given that as `word_part`, the whole with `x` as hidden."""
         half = self.in_features // 2
         if word_part is None:
-            return F.linear(x, self.weight[:, :half])
-        return torch.addmm(word_part, x, self.weight[:, half:].T)
+            return self.product(x, slice(half))
+        return self.product(x, slice(half, None), word_part)
 
 
 class DraftAttention(nn.Module):
@@ -54,7 +54,7 @@ class DraftAttention(nn.Module):
         self.q_proj = JointLinear(width, shape.num_attention_heads * d, bias=False)
         self.k_proj = JointLinear(width, shape.num_key_value_heads * d, bias=False)
         self.v_proj = JointLinear(width, shape.num_key_value_heads * d, bias=False)
-        self.o_proj = nn.Linear(shape.num_attention_heads * d, shape.hidden_size, bias=False)
+        self.o_proj = SummedLinear(shape.num_attention_heads * d, shape.hidden_size, bias=False)
 
     @property
     def word_widths(self) -> list[int]:
@@ -79,12 +79,12 @@ class DraftAttention(nn.Module):
         return self.o_proj(attend(q, k, v).reshape(x.shape[0], -1))
 
 
-class GatedDown(nn.Linear):
+class GatedDown(SummedLinear):
     """The MLP's last product, which takes the gate along: `down(silu(gate) * up)`."""
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:  # type: ignore[override]
         """`gate`, `up [n, I] -> [n, H]`."""
-        return gated_down(gate, up, self.weight)
+        return gated_down(gate, up, self.weight, self.opened())
 
 
 class DraftMLP(nn.Module):
@@ -92,8 +92,8 @@ class DraftMLP(nn.Module):
 
     def __init__(self, shape: DraftShape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.gate_proj = SummedLinear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = SummedLinear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = GatedDown(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

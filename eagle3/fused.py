@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle3.summed import WeightSum
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, computed in at least float32.
@@ -27,9 +29,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _RmsNorm.apply(x, weight, eps)
 
 
-def gated_down(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
-    """`(silu(gate) * up) @ weight.T`: `gate`, `up [n, I]`, `weight [H, I]` -> `[n, H]` (Shazeer 2020, SwiGLU)."""
-    return _GatedDown.apply(gate, up, weight)
+def gated_down(gate: Tensor, up: Tensor, weight: Tensor, summed: WeightSum | None = None) -> Tensor:
+    """`(silu(gate) * up) @ weight.T`: `gate`, `up [n, I]`, `weight [H, I]` -> `[n, H]` (Shazeer 2020, SwiGLU).
+
+    With `summed` the weight's gradient is added to it.
+    """
+    return _GatedDown.apply(gate, up, weight if summed is None else summed.handle, summed)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -57,8 +62,11 @@ class _RmsNorm(torch.autograd.Function):
 
 class _GatedDown(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, summed: WeightSum | None
+    ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
+        ctx.summed = summed
         return F.silu(gate).mul_(up) @ weight.T
 
     @staticmethod
@@ -67,6 +75,12 @@ class _GatedDown(torch.autograd.Function):
         active = F.silu(gate)  # [n, I]
         inner = grad @ weight  # [n, I]
         up_grad = inner * active
-        weight_grad = grad.T @ active.mul_(up) if ctx.needs_input_grad[2] else None
+        weight_grad = None
+        if ctx.needs_input_grad[2]:
+            active.mul_(up)
+            if ctx.summed is None:
+                weight_grad = grad.T @ active
+            else:
+                ctx.summed.add(grad, active, slice(None))
         gate_grad = torch.ops.aten.silu_backward(inner.mul_(up), gate)
-        return gate_grad, up_grad, weight_grad
+        return gate_grad, up_grad, weight_grad, None

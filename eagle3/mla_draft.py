@@ -23,6 +23,7 @@ from eagle3.draft import Eagle3Draft
 from eagle3.draft_layer import Attend, DraftLayer, JointLinear, RMSNorm
 from eagle3.draft_shape import DraftShape
 from eagle3.rope import latent_frequencies, latent_score_factor, rotate_pairs
+from eagle3.summed import SummedLinear
 
 
 class LatentAttention(nn.Module):
@@ -34,11 +35,13 @@ class LatentAttention(nn.Module):
         self.shape = shape
         self.q_a_proj = JointLinear(width, shape.q_lora_rank, bias=False)
         self.q_a_layernorm = RMSNorm(shape.q_lora_rank, eps)
-        self.q_b_proj = nn.Linear(shape.q_lora_rank, heads * shape.head_dim, bias=False)
+        self.q_b_proj = SummedLinear(shape.q_lora_rank, heads * shape.head_dim, bias=False)
         self.kv_a_proj_with_mqa = JointLinear(width, shape.kv_lora_rank + shape.qk_rope_head_dim, bias=False)
         self.kv_a_layernorm = RMSNorm(shape.kv_lora_rank, eps)
-        self.kv_b_proj = nn.Linear(shape.kv_lora_rank, heads * (shape.qk_nope_head_dim + shape.v_head_dim), bias=False)
-        self.o_proj = nn.Linear(heads * shape.v_head_dim, shape.hidden_size, bias=False)
+        self.kv_b_proj = SummedLinear(
+            shape.kv_lora_rank, heads * (shape.qk_nope_head_dim + shape.v_head_dim), bias=False
+        )
+        self.o_proj = SummedLinear(heads * shape.v_head_dim, shape.hidden_size, bias=False)
 
     def words(self, x: Tensor) -> Tensor:
         """`x [n, H]`, normed embeddings -> their part of the two latents, `[n, W]`."""

@@ -9,6 +9,7 @@ document plus its own keys of steps `1..k`, as in a server's cache. It is taught
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from eagle3.draft import Eagle3Draft
 from eagle3.errors import DataError
+from eagle3.summed import summed_weights
 from eagle3.ttt_attention import ttt_attention
 
 
@@ -101,6 +103,12 @@ def unroll(
         K tensors `g_k [N, H]` (`[R, H]` with `rows`), the outputs of `draft.step`. At rows whose step runs past
         the document's end the values mean nothing; `PackedBatch.supervised` is False there.
     """
+    # What is recomputed in backward runs its products again there, when their sums have been closed.
+    with nullcontext() if recompute else summed_weights(draft):
+        return _unrolled(draft, batch, steps, rows, recompute)
+
+
+def _unrolled(draft: Eagle3Draft, batch: PackedBatch, steps: int, rows: Tensor | None, recompute: bool) -> list[Tensor]:
     positions, last = batch.positions(), batch.rows - 1
     here = torch.arange(batch.rows, device=positions.device) if rows is None else rows  # [R]
     hidden, outputs = draft.fuse(batch.features), []
