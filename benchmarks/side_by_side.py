@@ -110,12 +110,19 @@ def machine_line(facts: dict[str, Any]) -> str:
     )
 
 
+WIDTH = 110  # columns of a table
+
+
 def publish(table: Table, result: dict[str, Any], out: Path, name: str) -> None:
     """Print the table and write `NAME.txt` and `NAME.json` to folder `out`."""
     text = io.StringIO()
-    Console(file=text, width=110, force_terminal=False).print(table)
+    Console(file=text, width=WIDTH, force_terminal=False).print(table)
     lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
     write_text(out / f"{name}.txt", lines)
     write_json(out / f"{name}.json", result)
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    if console.width < WIDTH:  # rich would cut the figures off
+        print(lines, end="")
+    else:
+        console.print(table)
     print(f"written: {out / name}.txt and .json")
