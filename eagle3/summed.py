@@ -21,7 +21,7 @@ class WeightSum:
     """The gradient of one weight in one graph.
 
     Args:
-        weight: `[out, in]`, whole (under ZeRO-3: inside its module's forward); its memory is kept until backward ends.
+        weight: `[out, in]`; its memory is kept until backward ends.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -82,8 +82,13 @@ class SummedLinear(nn.Linear):
     summed: WeightSum | None = None
 
     def opened(self) -> WeightSum | None:
-        """What this graph's calls add to; None outside `summed_weights`, and where nothing is to be learnt."""
-        if not (self.summing and torch.is_grad_enabled() and self.weight.requires_grad):
+        """What this graph's calls add to; None outside `summed_weights`, and where nothing is to be learnt.
+
+        None, too, for a weight that ZeRO-3 has partitioned (it then has a `ds_id`): each call gathers it anew, and the
+        handle would keep one whole copy of the draft more.
+        """
+        learnt = torch.is_grad_enabled() and self.weight.requires_grad
+        if not (self.summing and learnt) or hasattr(self.weight, "ds_id"):
             return None
         self.summed = self.summed or WeightSum(self.weight)
         return self.summed

@@ -80,6 +80,14 @@ def test_a_frozen_weight_and_a_frozen_input_are_left_alone() -> None:
     assert chain.linear.weight.grad is None and x.grad is not None
 
 
+def test_a_weight_that_zero_3_has_partitioned_is_left_to_autograd() -> None:
+    chain, x = Chain(), torch.ones(2, 4, dtype=torch.float64)
+    chain.linear.weight.ds_id = 0
+    with summed_weights(chain):
+        chain(x, 2)
+        assert chain.linear.summed is None and chain.unused.opened() is not None
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_an_unrolled_draft_has_the_same_gradients(make_draft, make_batch, variant, monkeypatch, steps):
     draft, batch = make_draft(**variant), make_batch(LENGTHS)
