@@ -54,6 +54,11 @@ class _Handed(torch.autograd.Function):
         return ctx.summed.take(), None
 
 
+def _plain(x: Tensor, weight: Tensor, more: Tensor | None, columns: slice) -> Tensor:
+    part = weight[:, columns]
+    return F.linear(x, part) if more is None else torch.addmm(more, x, part.T)
+
+
 class _Product(torch.autograd.Function):
     """`x @ weight[:, columns].T`, plus `more` where it is given."""
 
@@ -63,8 +68,7 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.columns, ctx.summed = columns, summed
-        part = weight[:, columns]
-        return F.linear(x, part) if more is None else torch.addmm(more, x, part.T)
+        return _plain(x, weight, more, columns)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -98,8 +102,7 @@ class SummedLinear(nn.Linear):
         summed = self.opened()
         if summed is not None:
             return _Product.apply(x, summed.handle, more, columns, summed)
-        part = self.weight[:, columns]
-        return F.linear(x, part) if more is None else torch.addmm(more, x, part.T)
+        return _plain(x, self.weight, more, columns)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x [n, in] -> [n, out]`."""

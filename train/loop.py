@@ -23,7 +23,7 @@ from train.figures import figures
 from train.fit import memory_limit, memory_settings, with_stage
 from train.job import SampleSource, TrainJob, TrainResult, resolve
 from train.loader import Loader, Split, Step
-from train.losses import block_rows, step_weights, supervised_counts
+from train.losses import step_weights, supervised_counts
 from train.metrics import read_metrics
 from train.model import Trainee, TrainParts
 from train.noise import with_noise
@@ -128,9 +128,7 @@ class Loop:
     def _build(self, parts: TrainParts) -> None:
         dtype = model_dtype(self.cfg.dtype, self.world.device)
         recompute, objective = self.cfg.activation_checkpointing == "step", Objective.of(self.cfg.objective)
-        cuda, vocab = self.world.device.type == "cuda", parts.draft.shape.draft_vocab_size
-        chunk = block_rows(self.cfg.head_chunk, vocab, cuda)
-        self.module = Trainee(parts, self.world.device, dtype, chunk, recompute, objective)
+        self.module = Trainee(parts, self.world.device, dtype, self.cfg.head_chunk, recompute, objective)
         self.engine = build_engine(self.module, self.cfg, self.world, self.plan.micro, self.plan.accumulation)
 
     def _tracker(self) -> Tracker | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from eagle3.draft import Eagle3Draft
 from eagle3.ttt import PackedBatch
-from train.losses import LossParts, TeacherHead, ttt_loss
+from train.losses import LossParts, TeacherHead, block_rows, ttt_loss
 from train.objective import Objective
 from train.tables import frozen_table
 
@@ -44,7 +44,7 @@ class Trainee(nn.Module):
         parts: draft and teacher, as built (CPU).
         device: where training runs.
         dtype: of the draft's forward and the teacher's products; frozen tables may be narrower (`train.tables`).
-        chunk: rows of draft logits a block of the loss.
+        chunk: rows of draft logits a block of the loss; 0 = chosen (`train.losses.block_rows`).
         recompute: compute each step's activations again in backward instead of keeping them.
         objective: the loss of a row; None = cross entropy.
     """
@@ -60,7 +60,8 @@ class Trainee(nn.Module):
     ) -> None:
         super().__init__()
         self.draft, self.objective = parts.draft, objective
-        self.dtype, self.device, self.chunk, self.recompute = dtype, device, chunk, recompute
+        self.dtype, self.device, self.recompute = dtype, device, recompute
+        self.chunk = block_rows(chunk, parts.draft.shape.draft_vocab_size, device.type == "cuda")
         self._teacher = parts.teacher.arranged(self.draft).to(device, dtype)
         plain_embedding(self.draft)
         words = frozen_table(self.draft.embed_tokens.weight, device, dtype)

@@ -21,7 +21,7 @@ from eagle3.errors import RedraftError
 from train.config import TrainConfig
 from train.engine import model_dtype
 from train.fit import memory_settings
-from train.losses import block_rows, step_weights, supervised_counts
+from train.losses import step_weights, supervised_counts
 from train.memory import train_memory
 from train.model import Trainee
 from train.world import World
@@ -91,8 +91,7 @@ def measure(
     )
     shape = sizes.shape(case.kind, case.intermediate, case.draft_vocab)
     dtype = model_dtype(cfg.dtype, device)
-    chunk = block_rows(cfg.head_chunk, shape.draft_vocab_size, device.type == "cuda")
-    trainee = Trainee(random_parts(shape, device, dtype), device, dtype, chunk, case.recompute)
+    trainee = Trainee(random_parts(shape, device, dtype), device, dtype, cfg.head_chunk, case.recompute)
     engine = open_engine(trainee, cfg, world, case.documents, device)
     batch = random_batch(shape, [case.length] * case.documents, device, dtype, case.supervised)
     weights = step_weights(supervised_counts(batch, case.steps), cfg.step_decay)

@@ -15,7 +15,7 @@ from eagle3.draft import DraftShape, Eagle3Draft
 from eagle3.ttt import PackedBatch
 from train.config import TrainConfig
 from train.engine import build_engine, gradient_norm, model_dtype
-from train.losses import TeacherHead, block_rows, step_weights, supervised_counts
+from train.losses import TeacherHead, step_weights, supervised_counts
 from train.model import Trainee, TrainParts
 from train.objective import Objective
 from train.world import World, joined
@@ -34,8 +34,7 @@ class Redraft:
         parts = TrainParts(draft, TeacherHead(weights["norm"], weights["head"], reader.shape["rms_norm_eps"]))
         dtype, recompute = model_dtype(self.cfg.dtype, world.device), self.cfg.activation_checkpointing == "step"
         objective = Objective.of(self.cfg.objective)
-        chunk = block_rows(self.cfg.head_chunk, draft.shape.draft_vocab_size, world.device.type == "cuda")
-        self.module = Trainee(parts, world.device, dtype, chunk, recompute, objective)
+        self.module = Trainee(parts, world.device, dtype, self.cfg.head_chunk, recompute, objective)
         self.engine = build_engine(self.module, self.cfg, world, len(self.batch.doc_lengths), 1)
 
     def _batch(self) -> PackedBatch:

@@ -16,16 +16,14 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
-from safetensors.torch import load_file
 
 from benchmarks.quality.predict import held_out_figures
 from benchmarks.quality.questions import write_questions
-from benchmarks.quality.runs import Outcome, Setting, run_process, run_variant, share_data
+from benchmarks.quality.runs import Outcome, Setting, run_process, run_variant, share_data, trained_parts
 from benchmarks.quality.variants import Variant
 from benchmarks.side_by_side import machine, machine_line, open_device, publish
 from data_prep.prepare import in_validation
 from eagle3.atomic import write_text
-from eagle3.checkpoint import load_state
 from eagle3.command_line import Parser, one_line_errors
 from eagle3.config import require
 from train.front.config import PROJECT_ROOT
@@ -33,7 +31,6 @@ from train.front.context import Run
 from train.front.records import prepared_counts
 from train.front.source import open_source
 from train.front.stages import train_job
-from train.parts import open_parts
 
 AUTHORS = {"own": "the target", "foreign": "the documentation's authors"}
 HELD_OUT = 0.15
@@ -98,9 +95,7 @@ def on_own_answers(run: Run, judge: Run) -> dict[str, Any]:
     Raises:
         RedraftError: a file of either is missing or broken.
     """
-    parts = open_parts(**train_job(run, run.run_dir / "train").model_args)
-    weights = run.run_dir / "train" / "final.safetensors"
-    load_state(parts.draft, load_file(weights), str(weights))
+    parts = trained_parts(run)
     source = open_source("val", **train_job(judge, judge.run_dir / "train").source_args)
     return held_out_figures(parts.draft, parts.teacher, source, run.config.eval.num_steps)
 
@@ -159,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"answers by {AUTHORS[author]}", flush=True)
         share_data(setting)
         outcomes[author] = run_variant(setting, PRESET, args.seed, args.measure)
-        folder = setting.work / f"{PRESET.name}-{setting.steps}" / f"seed-{args.seed}"
+        folder = setting.folder(PRESET, args.seed)
         runs[author] = Run.create(setting.config(folder, args.seed, ()), folder)
     rows = [row_of(a, runs[a], outcomes[a], on_own_answers(runs[a], runs["own"])) for a in AUTHORS]
     title = f"who wrote the answers: {args.steps or 'an epoch of'} steps, seed {args.seed}"

@@ -30,6 +30,7 @@ from train.front.draft_shape import target_shape
 from train.front.source import open_source
 from train.front.stages import train_job
 from train.job import TrainJob
+from train.model import TrainParts
 from train.parts import open_parts
 
 QUIET = ("track.wandb=disabled", "mark_latest=false", "store.verify_records=0")
@@ -58,6 +59,10 @@ class Setting:
     def base(self) -> Path:
         """Run folder of the shared prepared set and store."""
         return self.work / "base"
+
+    def folder(self, variant: Variant, seed: int) -> Path:
+        """Run folder of a variant."""
+        return self.work / f"{variant.name}-{self.steps}" / f"seed-{seed}"
 
     def overrides(self, folder: Path, seed: int, own: tuple[str, ...]) -> list[str]:
         """All overrides of one run, its own last."""
@@ -146,7 +151,7 @@ def run_process(command: list[str], what: str) -> None:
 
 def run_variant(setting: Setting, variant: Variant, seed: int, measure: bool) -> Outcome:
     """One variant with one seed; what a former call finished is taken over."""
-    folder = setting.work / f"{variant.name}-{setting.steps}" / f"seed-{seed}"
+    folder = setting.folder(variant, seed)
     own = variant.settings if variant.side == "redraft" else ()
     config = setting.config(folder, seed, own)
     run = Run.create(config, folder)
@@ -197,11 +202,19 @@ def _ends(run: Run) -> tuple[DraftShape, DraftVocab]:
 
 def _train_own(setting: Setting, variant: Variant, seed: int, run: Run) -> tuple[Eagle3Draft, list[str]]:
     command = front_door(setting, setting.overrides(run.run_dir, seed, variant.settings), "train")
+    return trained_parts(run).draft, command
+
+
+def trained_parts(run: Run) -> TrainParts:
+    """The draft as our trainer left it, and the target's end that taught it.
+
+    Raises:
+        RedraftError: a file of either is missing or broken.
+    """
     weights = run.run_dir / "train" / "final.safetensors"
-    job = train_job(run, run.run_dir / "train")
-    draft = open_parts(**job.model_args).draft
-    load_state(draft, load_file(weights), str(weights))
-    return draft, command
+    parts = open_parts(**train_job(run, run.run_dir / "train").model_args)
+    load_state(parts.draft, load_file(weights), str(weights))
+    return parts
 
 
 def _train_theirs(setting: Setting, variant: Variant, seed: int, run: Run) -> tuple[Eagle3Draft, list[str]]:

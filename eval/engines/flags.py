@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from eagle3.config import require
 from eagle3.errors import ConfigError
@@ -39,6 +40,20 @@ def draft_tokens(num_steps: int, topk: int, asked: int) -> int:
         f"topk {topk} holds",
     )
     return asked
+
+
+def sglang_speculation(draft: str | Path, steps: int, topk: int = 1, tokens: int = 0) -> list[str]:
+    """SGLang's flags for a draft.
+
+    Args:
+        draft: its served folder.
+        steps: proposals after one another.
+        topk: branches of each.
+        tokens: judged per verify; 0 = those of a chain.
+    """
+    flags = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(draft)]
+    flags += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(topk)]
+    return [*flags, "--speculative-num-draft-tokens", str(tokens or steps + 1)]
 
 
 def check_extra_args(extra: Sequence[str], managed: dict[str, str]) -> None:

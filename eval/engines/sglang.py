@@ -19,7 +19,7 @@ from eagle3.wiring import Wiring
 from eval.engines.as_served import IDS, as_served, as_written
 from eval.engines.base import Ask, BatchRun, Generation, Session
 from eval.engines.client import JsonServer
-from eval.engines.flags import check_extra_args, draft_tokens
+from eval.engines.flags import check_extra_args, draft_tokens, sglang_speculation
 from eval.engines.launch import (
     COUNTERS,
     ServerAdapter,
@@ -166,10 +166,7 @@ class SGLangEngine(ServerAdapter):
         if self.trust_remote_code:
             flags += ["--trust-remote-code"]
         if folder is not None:
-            flags += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(folder)]
-            flags += ["--speculative-num-steps", str(self.num_steps)]
-            flags += ["--speculative-eagle-topk", str(self.cfg.topk)]
-            flags += ["--speculative-num-draft-tokens", str(self.draft_tokens)]
+            flags += sglang_speculation(folder, self.num_steps, cfg.topk, self.draft_tokens)
         return [*flags, *cfg.extra_args]
 
     def _asked(self, folder: Path | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from dataclasses import asdict, replace
@@ -14,12 +15,12 @@ from eagle3.draft import Eagle3Draft
 from eagle3.errors import RedraftError
 from eagle3.hf_model import choose_device, choose_dtype, load_target
 from eagle3.place import exists
-from eagle3.redact import is_secret_name
 from eagle3.target_identity import TargetIdentity
 from eagle3.wiring import Wiring
 from eval.accept import count_generations, measure
 from eval.config import EvalConfig
 from eval.engines.base import ServedEngine
+from eval.engines.flags import sglang_speculation
 from eval.engines.local import LocalEngine
 from eval.engines.server_config import ServerConfig
 from eval.prompts import PromptSet, read_prompt_sets
@@ -33,10 +34,11 @@ from train.front.context import Run
 from train.front.model_card import write_card
 from train.front.page_facts import PageFacts, command_line
 from train.front.records import StageRecord, skip, training_result
-from train.front.serving import flag_words, speculative_flags
 from train.metrics import MetricsLog
 
 PROBED_URL = "http://127.0.0.1:30000"  # of a server started for the probe by the command that an alarm prints
+# Never printed; wider than the names that hold a key, for nothing here has to stay readable.
+SECRET = re.compile("TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL", re.IGNORECASE)
 # Settings of a server that do not bear on what it computes.
 NOT_BEHAVIOUR = ("host", "port", "start_timeout_s", "request_timeout_s", "retries", "outage_s", "log_dir")
 
@@ -233,18 +235,13 @@ def probed_server(run: Run) -> list[str]:
     """The command that starts a server which hands out what it feeds the draft."""
     cfg = run.config.eval
     server = cfg.server
-    options = {
-        "model-path": str(run.target_path),
-        "port": PROBED_URL.rpartition(":")[2],
-        "tp-size": str(server.tp),
-        "dtype": server.dtype,
-        **speculative_flags(run.served, cfg.num_steps, server.topk, server.draft_tokens),
-        "chunked-prefill-size": "-1",
-    }
-    switches = ["--disable-radix-cache", "--enable-return-aux-hidden-states"]
-    env = [f"{name}={value}" for name, value in server.env.items() if not is_secret_name(name)]
+    flags = ["--model-path", str(run.target_path), "--port", PROBED_URL.rpartition(":")[2]]
+    flags += ["--tp-size", str(server.tp), "--dtype", server.dtype]
+    flags += sglang_speculation(run.served, cfg.num_steps, server.topk, server.draft_tokens)
+    flags += ["--chunked-prefill-size", "-1", "--disable-radix-cache", "--enable-return-aux-hidden-states"]
+    env = [f"{name}={value}" for name, value in server.env.items() if not SECRET.search(name)]
     python = [*(["env", *env] if env else []), server.python or "python"]
-    return [*python, "-m", "sglang.launch_server", *flag_words(options), *switches, *server.extra_args]
+    return [*python, "-m", "sglang.launch_server", *flags, *server.extra_args]
 
 
 def track(run: Run, figures: dict[str, float]) -> None:
