@@ -53,6 +53,9 @@ LATER_SETTINGS: dict[str, Any] = {
     "schedule": "cosine",
     "decay_ratio": 0.2,
 }
+# Settings of which 0 has come to mean "chosen", with their default before: at 0 the identity says that, so that older
+# checkpoints go on. What is chosen differs from it by rounding alone.
+FORMER_DEFAULTS = {"head_chunk": 1024}
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ class TrainJob:
     def full_identity(self) -> dict[str, Any]:
         """Everything that decides the weights; a checkpoint of another identity is refused."""
         settings = {
-            name: value
+            name: value or FORMER_DEFAULTS.get(name, value)
             for name, value in asdict(self.train).items()
             if name not in FREE_SETTINGS and not (name in LATER_SETTINGS and value == LATER_SETTINGS[name])
         }

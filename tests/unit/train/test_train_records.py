@@ -93,6 +93,12 @@ def test_later_settings_leave_older_checkpoints_their_identity(tmp_path: Path) -
     assert TrainJob.load(tmp_path / "job.json") == one
 
 
+def test_a_block_that_is_chosen_leaves_older_checkpoints_their_identity(tmp_path: Path) -> None:
+    assert TrainConfig().head_chunk == 0
+    assert job(tmp_path).full_identity()["train.head_chunk"] == 1024  # what it was when it was not chosen
+    assert job(tmp_path, head_chunk=256).full_identity()["train.head_chunk"] == 256
+
+
 def test_unknown_factory_is_named() -> None:
     assert resolve("train.figures:predicted_tau") is predicted_tau
     for path in ("train.figures:nothing", "no.such.module:f", "nocolon"):
